@@ -42,7 +42,7 @@ SIDES = {
     "ppo": ("local", "ray", "local actors", "ray actors", "rllib"),
     "impala": ("local", "ray", "rllib"),
 }
-COLUMNS = ("rate", "learn_us", "act_us", "called", "published", "returned")
+COLUMNS = ("rate", "learn_us", "collect_us", "called", "published", "returned")
 WARM_UP_SECONDS = 3.0
 
 
@@ -109,7 +109,6 @@ def measure(
     config = load_config(settings_of(algorithm, env, side, workers))
     with make_runner(config) as runner:
         trainer = runner.builder.build(TrainerServices())
-        source = runner.builder.source
         found, steps = Statistics(), 0
 
         def train(seconds: float) -> float:
@@ -122,14 +121,11 @@ def measure(
             return elapsed
 
         train(WARM_UP_SECONDS)
-        busy_s = getattr(source, "busy_s", None)
-        before = busy_s if isinstance(busy_s, float) else source.busy_s()
         elapsed = train(seconds)
-        after = source.busy_s if isinstance(busy_s, float) else source.busy_s()
-    learn_s = elapsed - found.reduce()["time/collect_s"]
+    collect_s = found.reduce()["time/collect_s"]
     sizes = {key: counts[key] / steps if counts else None for key in COLUMNS[3:]}
-    rates = {"rate": steps / elapsed, "learn_us": 1e6 * learn_s / steps}
-    return {**rates, "act_us": 1e6 * (after - before) / steps, **sizes}
+    rates = {"rate": steps / elapsed, "learn_us": 1e6 * (elapsed - collect_s) / steps}
+    return {**rates, "collect_us": 1e6 * collect_s / steps, **sizes}
 
 
 def command_of(algorithm: str, env: str, side: str, arguments: argparse.Namespace) -> list[str]:

@@ -131,7 +131,6 @@ class DistributedActors:
 
     Attributes:
         pool: The workers.
-        busy_s: Total time in seconds spent collecting rollouts.
         slices: Indices of the actors of each worker.
         spaces: Observation and action space of one environment, before flattening.
         env_observation_space: The observation space.
@@ -166,7 +165,6 @@ class DistributedActors:
     ) -> None:
         self._calls = calls
         self.num_actors, self.num_envs = num_actors, num_envs
-        self.busy_s = 0.0
         self.counts = StepCounts()
         self.has_weights, self.is_exact = False, True
         self.slices = shares(num_actors, num_workers or num_actors)
@@ -312,7 +310,6 @@ class DistributedActors:
         for collected in taken:
             episodes.extend(collected.episodes)
             env_s[self._workers[collected.actor]] += collected.env_s
-            self.busy_s += collected.seconds
             self.counts.trained += collected.episodes.steps
             # Rows of lost episodes are not used for learning.
             self.counts.dropped += self._num_rows - collected.episodes.steps

@@ -52,7 +52,6 @@ CALLS = {
     "set_attrs": "setting an attribute",
     "own_states": "saving the state of its environments",
     "load_own_states": "loading the state of its environments",
-    "busy_s": "reporting its time",
     "map": "mapping the shared memory",
 }
 """Description of each method, for messages."""
@@ -225,14 +224,6 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
     def worker_restarts(self) -> int:
         """Number of worker restarts."""
         return self._pool.restarts
-
-    def busy_s(self) -> float:
-        """Return the total time in seconds that workers spent stepping environments.
-
-        Raises:
-            WorkerError: If a worker has died.
-        """
-        return float(sum(self._pool.call_all("busy_s")))
 
     def reset(
         self,

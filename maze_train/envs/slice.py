@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
@@ -147,7 +146,7 @@ class EnvSlice(Worker):
         self._has_begun = [False] * len(self.envs)
         self.seeds = [0] * len(self.envs)
         self._episode_start = [0] * len(self.envs)
-        self._steps, self._busy_s = 0, 0.0
+        self._steps = 0
         self._report: StepReport | None = None
         self._columns: list[Array] = []
         self.rest()
@@ -185,10 +184,6 @@ class EnvSlice(Worker):
     def close(self) -> None:
         """Close all environments, then raise the first error."""
         close_all(self.envs)
-
-    def busy_s(self) -> float:
-        """Return the time in seconds spent on steps."""
-        return self._busy_s
 
     def map(self, memory: Memory) -> None:
         """Set the memory for the results of steps, shared by all slices.
@@ -352,7 +347,6 @@ class EnvSlice(Worker):
         Returns:
             Episode ends and infos; None if there are neither.
         """
-        started = time.perf_counter()
         self._report = None
         self._steps += 1
         self.end.fill(RUNNING)
@@ -362,7 +356,6 @@ class EnvSlice(Worker):
             self._report_of_step().infos += [(self._first + i, info) for i, info in infos]
         if not (total <= faults.MAX_FLOAT32 and self._finite.passes()):
             self._drop_non_finite()
-        self._busy_s += time.perf_counter() - started
         return self._report
 
     def _step_envs(self, infos: list[tuple[int, Any]] | None) -> float:

@@ -80,8 +80,6 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
     policies_to_train: Chosen = None
     """IDs of modules to train, or a function of ID and experience; None: all modules that are not
     frozen."""
-    watch: Callable[[Iterable[Any], int], Iterable[Any]] | None = None
-    """Wraps the iterator over minibatches for a progress bar, given the maximum number."""
     parallel: SingleLearner = SingleLearner()
     """Strategy of gradient steps: a single learner, or one of several data-parallel learners."""
     made_from: tuple[tuple[Any, ...], dict[str, Any]]
@@ -171,8 +169,6 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
             if self.should_module_be_updated(module_id, part)
         }
         minibatches = self.minibatches(prepared, statistics)
-        if self.watch is not None and prepared:
-            minibatches = self.watch(minibatches, self.num_minibatches(prepared))
         return self._learn(list(prepared), minibatches, statistics, progress)
 
     def update_from_batch(
@@ -300,10 +296,6 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
         self, prepared: Mapping[str, Prepared], statistics: Statistics
     ) -> Iterable[Mapping[str, Batch]]:
         """Return the minibatches of one update, by module ID."""
-
-    def num_minibatches(self, prepared: Mapping[str, Prepared]) -> int:
-        """Return the maximum number of minibatches of an update."""
-        return 1
 
     def complete_batch(self, module_id: str, batch: Batch) -> Batch:
         """Add columns computed over the whole minibatch, such as noise or normalised advantages.

@@ -1,4 +1,4 @@
-"""Notes at the start and the end of a run: costly settings, and faster alternatives."""
+"""Notes about settings that are valid but may be a mistake, and about results that are missing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import inspect
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import gymnasium
@@ -14,20 +13,13 @@ import numpy as np
 from gymnasium import spaces
 
 from maze_train.config.train_config import TrainConfig
-from maze_train.core.errors import EnvError
 from maze_train.core.folders import check_guarded
 from maze_train.core.notices import notify
 from maze_train.core.run_directory import WHOLE, RunDirectory
 from maze_train.core.targets import TARGET, locate
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import GUARD_STEPS, env_name
-from maze_train.spaces.describe import (
-    choice_sizes,
-    flat_spaces,
-    image_layout,
-    is_image,
-    is_mask_key,
-)
+from maze_train.spaces.describe import flat_spaces, is_image, is_mask_key
 from maze_train.tracking.tracker import (
     ENV_STEPS,
     EVAL_RETURN,
@@ -36,22 +28,8 @@ from maze_train.tracking.tracker import (
     RunInfo,
     Tracker,
 )
-from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.evaluators import BestModelSelection
 from maze_train.training.trainer import Trainer
-
-MIN_RUN_S = 5.0
-"""Minimum duration of a run in seconds for notes about its speed."""
-
-LARGE_IMAGE = 10_000
-"""Minimum number of pixels of an image for a note."""
-
-LARGE_ONE_HOT = 10_000
-"""Minimum size of a one-hot observation for a note."""
-
-TIMES = ("time/env_s", "time/collect_s", "time/epoch_s")
-MIN_WAIT_S, MIN_FRACTION = 5.0, 0.2
-"""Minimum possible saving, in seconds and as a fraction of the run, for a note."""
 
 
 def start_notes(config: TrainConfig, observation_space: spaces.Space[Any]) -> Iterator[str]:
@@ -72,27 +50,14 @@ def start_notes(config: TrainConfig, observation_space: spaces.Space[Any]) -> It
         if is_float_image(leaf) and config.model.image_encoder != "flat"
     }
     if images:
-        leaf = next(iter(images.values()))
+        key, leaf = next(iter(images.items()))
+        name = f"the observation {key!r}" if key else "the observation"
+        others = f" (and {len(images) - 1} others)" if len(images) > 1 else ""
         yield (
-            f"{named(images)} has the shape {leaf.shape} of an image, but the dtype {leaf.dtype}, "
+            f"{name}{others} has the shape {leaf.shape} of an image, but the dtype {leaf.dtype}, "
             f"so it is flattened to {np.prod(leaf.shape or ()):,} inputs; use uint8 for "
             "convolutions"
         )
-    sizes = {key: sum(choice_sizes(leaf)) for key, leaf in leaves.items()}
-    sizes = {key: size for key, size in sizes.items() if size >= LARGE_ONE_HOT}
-    if sizes:
-        yield (
-            f"{named(sizes)} is one-hot encoded with {next(iter(sizes.values())):,} inputs, so the "
-            "network does not generalise between values; numeric features are easier to learn from"
-        )
-    yield from large_image_notes(config.env, observation_space)
-
-
-def named(observations: Mapping[str, object]) -> str:
-    """Return the name of the first observation and the number of other observations as text."""
-    key, *others = observations
-    also = f" (and {len(others)} others)" if others else ""
-    return f"the observation {key!r}{also}" if key else "the observation"
 
 
 class TimeLimitNote(MetricsWriter):
@@ -195,64 +160,17 @@ class EvaluationGapNote(MetricsWriter):
         return True
 
 
-def large_image_notes(config: EnvConfig, space: spaces.Space[Any]) -> Iterator[str]:
-    """Yield a note about the largest image if its size slows updates down."""
-    images = {
-        key: image_layout(leaf)
-        for key, leaf in flat_spaces(space).items()
-        if isinstance(leaf, spaces.Box) and is_image(leaf)
-    }
-    key = max(images, key=lambda key: images[key].height * images[key].width, default=None)
-    if key is None:
-        return
-    image = images[key]
-    factor = math.ceil(math.sqrt(image.height * image.width / LARGE_IMAGE))
-    if factor > 1:
-        small = f"{image.height // factor} x {image.width // factor}"
-        remedy = f"use smaller images, such as {small}"
-        if config.backend == "gymnasium":
-            node = f"{{_target_: maze_train.ShrinkImagesWrapper, factor: {factor}}}"
-            also = "..., " if config.wrappers else ""
-            remedy = f"{small} is faster: 'env.wrappers=[{also}{node}]'"
-        yield (
-            f"{f'the observation {key!r}' if key else 'the observation'} is an image of "
-            f"{image.height} x {image.width} pixels, which slows updates down; {remedy}"
-        )
-
-
-def end_notes(
-    rows: Sequence[Mapping[str, float]],
-    info_keys: Sequence[str],
-    builder: AlgorithmBuilder[Any],
-) -> Iterator[str]:
-    """Yield the notes at the end of a run, such as settings that would have made it faster.
+def end_notes(rows: Sequence[Mapping[str, float]], info_keys: Sequence[str]) -> Iterator[str]:
+    """Yield a note for each configured info key that no episode reported.
 
     Args:
         rows: Metrics of the epochs of this process.
         info_keys: Configured info keys.
-        builder: Builder of the algorithm.
     """
     names = {name for row in rows for name in row}
     for key in info_keys:
         if rows and not names & {f"train/info/{key}", f"eval/info/{key}"}:
             yield f"tracking.info_keys: the final info of no episode contained a number {key!r}"
-    env_s, collect_s, whole_s = (sum(row.get(name, 0.0) for row in rows) for name in TIMES)
-    if whole_s < MIN_RUN_S:
-        return
-    if builder.has_actors:
-        if use := builder.worker_use():
-            yield from worker_notes(collect_s, whole_s, *use, "collected rollouts")
-        return
-    if not env_s:
-        return
-    with suppress(EnvError):  # A failed worker must not fail a finished run.
-        if use := builder.worker_use():
-            yield from worker_notes(env_s, whole_s, *use)
-    if is_worth_it(env_s, whole_s) and has_vector_form(builder.context.config.env):
-        yield (
-            f"stepping environments took {100 * env_s / whole_s:.0f} % of the time; the vectorised "
-            "version of this environment is usually faster: env.backend=native"
-        )
 
 
 def lacks_time_limit(config: EnvConfig) -> bool:
@@ -276,51 +194,6 @@ def is_float_image(space: spaces.Space[Any]) -> bool:
     if not isinstance(space, spaces.Box) or space.dtype == np.uint8 or len(space.shape) < 3:
         return False
     return is_image(spaces.Box(0, 255, space.shape, np.uint8))
-
-
-def worker_notes(
-    waited_s: float,
-    whole_s: float,
-    busy_s: float,
-    n_workers: int,
-    work: str = "stepped environments",
-) -> Iterator[str]:
-    """Yield a note if more workers, or no worker processes, would be faster.
-
-    Args:
-        waited_s: Time that the run waited for workers, in seconds.
-        whole_s: Duration of the run in seconds.
-        busy_s: Total busy time of all workers in seconds.
-        n_workers: Number of workers.
-        work: Description of the work.
-    """
-    if not is_worth_it(waited_s, whole_s):
-        return
-    if busy_s < waited_s:
-        yield (
-            f"runner=dev would be faster: the run waited {waited_s:,.0f} s for workers, which "
-            f"{work} for {busy_s:,.0f} s in total"
-        )
-    elif busy_s < waited_s * n_workers / 2:
-        yield (
-            "a larger runner.concurrency may be faster: while the run waited, the "
-            f"{n_workers} workers {work} for only "
-            f"{100 * busy_s / (waited_s * n_workers):.0f} % of the time"
-        )
-
-
-def is_worth_it(saved_s: float, whole_s: float) -> bool:
-    """Return whether a possible saving is large enough for a note."""
-    return saved_s >= MIN_WAIT_S and saved_s >= MIN_FRACTION * whole_s
-
-
-def has_vector_form(config: EnvConfig) -> bool:
-    """Return whether an equivalent vectorised version of the environment is registered."""
-    spec = gymnasium.registry.get(config.id or "")
-    is_plain = config.backend == "gymnasium" and not (config.wrappers or config.training_wrappers)
-    # The vector version of Atari games has different preprocessing.
-    is_game = str(config.id).startswith("ALE/")
-    return is_plain and not is_game and spec is not None and spec.vector_entry_point is not None
 
 
 def missing_results(

@@ -46,7 +46,7 @@ from maze_train.tracking.tracker import MetricsWriter, RunInfo, Tracker
 from maze_train.training.builder import BuildContext, make_builder
 from maze_train.training.callbacks import Callback, name_of
 from maze_train.training.checkpoints import Checkpoint, CheckpointStore
-from maze_train.training.contexts import UpdateClock, UpdateProfiler, find_device, modes
+from maze_train.training.contexts import UpdateProfiler, find_device, modes
 from maze_train.training.evaluators import BestModelSelection, Evaluator
 from maze_train.training.generators import generators_kept, generators_of_run
 from maze_train.training.models import with_networks
@@ -296,9 +296,7 @@ class TrainingRunner:
         selection = build_selection(self.builder, model, run, text)
         tracker = Tracker(writers, self._run_info(run, resumed, past))
         profiler = UpdateProfiler(config.tracking.profile if is_first else None, run.profile)
-        clock = UpdateClock(self._notify_once)
-        around = [clock.update, profiler.around]
-        interruption, adapt_evaluator = parts.make_interruption(clock.remaining)
+        interruption, adapt_evaluator = parts.make_interruption()
         evaluator, final = map(adapt_evaluator, evaluators)
         background = self._assembly.background_of(evaluator, self.builder)
         services = TrainerServices(
@@ -310,7 +308,7 @@ class TrainingRunner:
             evaluation_interval=config.evaluation.interval,
             evaluation_interval_steps=config.evaluation.interval_steps,
             selection_metric=self.builder.selection_metric,
-            around_update=around,
+            around_update=[profiler.around],
             checkpoints=store if config.checkpoint.is_on else None,
             interruption=interruption,
             callbacks=self.callbacks,
@@ -319,7 +317,6 @@ class TrainingRunner:
         )
         trainer = self.builder.build_trainer(model, services)
         trainer.connect_callbacks()
-        trainer.learners.first.watch = clock.watch
         if earlier is not None and resumed is not None:
             earlier.restore(trainer, resumed)
         with interruption, contextlib.closing(tracker):
@@ -334,7 +331,7 @@ class TrainingRunner:
         missing = missing_results(trainer, tracker, selection, run)
         missing += () if log.is_complete else (run.log.name,)
         rows = tracker.history[len(past) :]
-        for note in end_notes(rows, config.tracking.info_keys, self.builder):
+        for note in end_notes(rows, config.tracking.info_keys):
             self._notify_once(note)
         acting = model.cpu()
         policy = TrainedPolicy(acting, *self.builder.spaces, self.seeds.integer("acting"))

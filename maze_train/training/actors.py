@@ -73,13 +73,5 @@ def make_actor_collector(
     )
 
 
-def worker_use(actors: DistributedActors) -> tuple[float, int] | None:
-    """Return the busy time and the number of worker processes; None without workers.
-
-    See `AlgorithmBuilder.worker_use`.
-    """
-    return None if actors.pool.workers else (actors.busy_s, len(actors.slices))
-
-
-PARTS = ActorParts(make_actors, make_actor_collector, worker_use)
+PARTS = ActorParts(make_actors, make_actor_collector)
 """Functions that create the actors of A2C and PPO."""

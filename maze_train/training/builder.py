@@ -22,7 +22,6 @@ from maze_train.envs.calls import EnvCalls
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory, env_name
 from maze_train.envs.faults import separate_processes
-from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.config import LearnerGroupConfig
 from maze_train.learner.learner import Learner
@@ -460,19 +459,6 @@ class AlgorithmBuilder(ABC, Generic[Config]):
     def has_actors(self) -> bool:
         """Whether actors collect the experience, each with a policy copy and environments."""
         return self.context.features.actors is not None
-
-    def worker_use(self) -> tuple[float, int] | None:
-        """Return the busy time in seconds and the number of worker processes; None without workers.
-
-        Raises:
-            EnvError: If a worker fails.
-        """
-        env, actors = self._env, self.context.features.actors
-        if actors is not None:
-            return actors.worker_use(env)
-        if isinstance(env, PooledVectorEnv) and not env.envs:
-            return env.busy_s(), env.n_workers
-        return None
 
     def close_env(self) -> None:
         """Close `env`; the next access builds new environments."""

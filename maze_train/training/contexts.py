@@ -1,21 +1,19 @@
-"""PyTorch modes, profiling and update times of a run; devices and memory of this machine."""
+"""PyTorch modes and profiling of a run; devices and memory of this machine."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 
 from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.core.files import atomic_write
 from maze_train.core.notices import warn
-from maze_train.core.text import duration
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.modules import CUBLAS, REPEATABLE
 from maze_train.learner.parallel import SingleProcess
@@ -275,86 +273,3 @@ def _lines(path: Path) -> list[str]:
         return path.read_text().splitlines()
     except OSError:
         return []
-
-
-Batch = TypeVar("Batch")
-
-LONG_UPDATE_S = 10.0
-"""A note is printed if an update takes longer than this time in seconds."""
-
-
-class UpdateClock:
-    """Estimates how long updates take.
-
-    The duration of the first update is estimated from the second minibatch, since the first
-    minibatch includes compilation and the start-up of the device. Later updates are expected to
-    take as long as the previous update.
-
-    Args:
-        notify: Prints the note about long updates.
-        clock: Time in seconds, with an arbitrary origin.
-    """
-
-    def __init__(
-        self,
-        notify: Callable[[str], None],
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._notify = notify
-        self._clock = clock
-        self._began: float | None = None
-        self._expected_s = 0.0
-        """Estimated duration of the current update in seconds; 0: unknown."""
-        self._warm_up_s = 0.0
-        """Warm-up time included in the current update, in seconds."""
-        self._is_reported = False
-
-    def watch(self, minibatches: Iterable[Batch], count: int) -> Iterator[Batch]:
-        """Yield the minibatches of an update, and measure the first two of a run.
-
-        Args:
-            minibatches: The minibatches.
-            count: Maximum number of minibatches.
-        """
-        ends = [self._clock()]
-        for minibatch in minibatches:
-            yield minibatch
-            if not self._expected_s and len(ends) < 3:
-                ends.append(self._clock())
-                self._estimate(*ends, count=count)
-
-    @contextmanager
-    def update(self, number: int) -> Iterator[None]:
-        """Measure the duration of an update."""
-        self._began = began = self._clock()
-        try:
-            yield
-        finally:
-            self._began = None
-        self._expected_s = max(0.0, self._clock() - began - self._warm_up_s)
-        self._warm_up_s = 0.0
-        self._notify_if_long()
-
-    def remaining(self) -> str:
-        """Return the remaining time of the current update as text; empty if unknown or short."""
-        if self._began is None:
-            return ""
-        left = self._expected_s - (self._clock() - self._began)
-        return f", at most about {duration(left)} more" if left >= 1.0 else ""
-
-    def _estimate(self, begin: float, first: float, second: float = 0.0, *, count: int) -> None:
-        """Estimate the duration of the current update from its first minibatches."""
-        if not second:  # With a single minibatch so far, count all of its time as warm-up.
-            self._warm_up_s = first - begin
-            return
-        minibatch_s = second - first
-        self._warm_up_s = max(0.0, first - begin - minibatch_s)
-        if self._began is not None and count > 2:
-            self._expected_s = second - self._began + (count - 2) * minibatch_s
-            self._notify_if_long()
-
-    def _notify_if_long(self) -> None:
-        usual_s = self._expected_s - self._warm_up_s
-        if usual_s >= LONG_UPDATE_S and not self._is_reported:
-            self._is_reported = True
-            self._notify(f"an update takes about {duration(usual_s)}")

@@ -22,8 +22,8 @@ AdaptEvaluator: TypeAlias = "Callable[[Evaluator | None], Evaluator | None]"
 """Adapts an evaluator for the processes of a run; None is returned unchanged."""
 
 
-def _interruption(remaining: Callable[[], str]) -> tuple[Interruption, AdaptEvaluator]:
-    return Interruption(remaining), lambda evaluator: evaluator
+def _interruption() -> tuple[Interruption, AdaptEvaluator]:
+    return Interruption(), lambda evaluator: evaluator
 
 
 class ActorParts(NamedTuple):
@@ -34,9 +34,6 @@ class ActorParts(NamedTuple):
 
     make_collector: Callable[[Any, Any, int, Mapping[str, Any]], Collector]
     """Creates the collector from builder, acting model, steps per rollout, and settings."""
-
-    worker_use: Callable[[Any], tuple[float, int] | None]
-    """Returns `AlgorithmBuilder.worker_use` for the actors."""
 
 
 class AgentParts(NamedTuple):
@@ -55,11 +52,8 @@ class ProcessParts(NamedTuple):
     make_store: Callable[..., CheckpointStore] = CheckpointStore
     """Creates the checkpoints; same arguments as `CheckpointStore`."""
 
-    make_interruption: Callable[[Callable[[], str]], tuple[Interruption, AdaptEvaluator]] = (
-        _interruption
-    )
-    """Creates the signal handler, and a function that adapts evaluators; same arguments as
-    `Interruption`."""
+    make_interruption: Callable[[], tuple[Interruption, AdaptEvaluator]] = _interruption
+    """Creates the signal handler, and a function that adapts evaluators."""
 
 
 @dataclass(frozen=True, kw_only=True)

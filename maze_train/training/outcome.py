@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -174,13 +174,9 @@ class Interruption:
     manager restores the previous handlers on exit. It then calls the previous handler of a signal
     in `OF_SCHEDULER` that ended the run, which may put the job back into the queue. Outside the
     main thread, the context manager has no effect.
-
-    Args:
-        remaining: Returns the remaining time until the run can stop, as text for a message.
     """
 
-    def __init__(self, remaining: Callable[[], str] = str) -> None:
-        self._remaining = remaining
+    def __init__(self) -> None:
         self._noted = 0
         self._deferred = False
         self._before: dict[int, Any] = {}
@@ -238,7 +234,6 @@ class Interruption:
                 # The output stream may be in use or closed.
                 with suppress(RuntimeError):
                     name = signal.Signals(number).name
-                    done = f"finishing the update{self._remaining()}"
-                    notify(f"\n{name}: {done} (send it again to stop immediately)")
+                    notify(f"\n{name}: finishing the update (send it again to stop immediately)")
                 return
         raise Interrupted(number, at_once)

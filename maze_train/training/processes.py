@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,11 +22,10 @@ class CommonInterruption(Interruption):
 
     Args:
         processes: The processes.
-        *args: See `Interruption`.
     """
 
-    def __init__(self, processes: SingleProcess, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, processes: SingleProcess) -> None:
+        super().__init__()
         self._processes, self._is_ending = processes, False
 
     def check(self) -> None:
@@ -136,8 +135,8 @@ class CommonCheckpoints(CheckpointStore):
 def common_parts(processes: SingleProcess) -> ProcessParts:
     """Return the parts of a trainer for several processes."""
 
-    def make_interruption(remaining: Callable[[], str]) -> tuple[Interruption, AdaptEvaluator]:
-        interruption = CommonInterruption(processes, remaining)
+    def make_interruption() -> tuple[Interruption, AdaptEvaluator]:
+        interruption = CommonInterruption(processes)
         return interruption, lambda own: own and FirstEvaluator(processes, own, interruption)
 
     return ProcessParts(partial(CommonCheckpoints, processes), make_interruption)

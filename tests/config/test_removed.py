@@ -23,6 +23,7 @@ PPO: dict[str, Any] = {"env": "CartPole-v1", "algorithm": "ppo"}
 def table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that some settings were removed."""
     settings = {
+        **removed.REMOVED,
         "evaluation.gone": Removed(False, "use evaluation.interval"),
         "runner.gone": Removed(ANY, ""),
         "model.gone": Removed(3, "use model.rnn"),

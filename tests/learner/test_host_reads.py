@@ -51,7 +51,7 @@ class Watcher(Callback):
     def __init__(self):
         self.modes, self.minibatches, self.random = (MethodReads(), OperationReads()), 0, []
 
-    def watch(self, minibatches, count):
+    def watch(self, minibatches):
         """Yield minibatches and count reads during the gradient steps."""
         before = torch.get_rng_state()
         with self.modes[0], self.modes[1]:
@@ -61,7 +61,9 @@ class Watcher(Callback):
         self.random.append(torch.equal(before, torch.get_rng_state()))
 
     def on_epoch_end(self, run):
-        run.learner.watch = self.watch
+        if not self.minibatches:
+            minibatches = run.learner.minibatches
+            run.learner.minibatches = lambda *args: self.watch(minibatches(*args))
 
 
 SKIP = {"algorithm.on_non_finite": "skip", "algorithm.max_grad_norm": 0.5}

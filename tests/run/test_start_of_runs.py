@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -13,8 +12,8 @@ from gymnasium import spaces
 from own_envs import SpacesEnv, newest
 from short_runs import QUIET
 
-from maze_train import EnvConfig, load_config, train
-from maze_train.run.notes import TimeLimitNote, has_vector_form, start_notes, worker_notes
+from maze_train import load_config, train
+from maze_train.run.notes import TimeLimitNote, start_notes
 from maze_train.tracking.tracker import RunInfo
 from maze_train.training.config import DRY_RUN_STEPS, TRIAL_BATCH
 
@@ -154,24 +153,17 @@ def told_after(row: dict[str, float], env: Any, **changes: Any) -> list[str]:
         (spaces.Box(0, 1, (64, 64, 3), np.float32), {"model.image_encoder": "flat"}, ""),
         (spaces.Box(0, 255, (64, 64, 3), np.uint8), {}, ""),
         (spaces.Box(0, 1, (5, 3, 2), np.float32), {}, ""),
-        (spaces.Discrete(100_000), {}, "one-hot encoded with 100,000 inputs"),
-        (spaces.Discrete(500), {}, ""),
         (
-            spaces.Dict(a=spaces.Discrete(2), b=spaces.MultiDiscrete([60_000, 2])),
+            spaces.Dict({f"wolf_{i}": spaces.Box(0, 1, (64, 64, 3)) for i in range(5)}),
             {},
-            "the observation 'b' is one-hot encoded with 60,002 inputs",
-        ),
-        (
-            spaces.Dict({f"wolf_{i}": spaces.Discrete(60_000) for i in range(5)}),
-            {},
-            "the observation 'wolf_0' (and 4 others) is one-hot encoded with 60,000 inputs",
+            "the observation 'wolf_0' (and 4 others) has the shape (64, 64, 3) of an image",
         ),
     ],
 )
-def test_costly_observations_are_told(
+def test_float_images_are_noted(
     space: spaces.Space[Any], changes: dict[str, Any], told: str
 ) -> None:
-    """Notes are printed for float images and large one-hot observations."""
+    """A note is printed for images that no convolution reads because of their dtype."""
     found = notes("CartPole-v1", space, **changes)
     assert len(found) == bool(told)
     assert told in "".join(found)
@@ -187,64 +179,3 @@ def test_notes_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     train(resume=str(run), total_steps=512)
     assert "no episode ended" not in capsys.readouterr().err
     SpacesEnv.open_envs = 0
-
-
-@pytest.mark.parametrize(
-    ("times", "busy_s", "n_workers", "expected"),
-    [
-        ((40, 100), 10, 4, "runner=dev would be faster: the run waited 40 s for workers, which st"),
-        (
-            (40, 100),
-            60,
-            4,
-            "a larger runner.concurrency may be faster: .* 4 workers .* 38 % of the",
-        ),
-        ((40, 100), 90, 4, ""),
-        ((4, 10), 1, 4, ""),  # too short for a note
-        ((40, 1000), 10, 4, ""),  # most time is spent elsewhere
-    ],
-)
-def test_where_another_place_would_be_faster(
-    times: tuple[float, float], busy_s: float, n_workers: int, expected: str
-) -> None:
-    """The suggested runner depends on waiting and busy times."""
-    found = list(worker_notes(*times, busy_s, n_workers))
-    assert len(found) == bool(expected)
-    assert re.match(expected, "".join(found))
-
-
-@pytest.mark.parametrize(
-    ("settings", "is_told"),
-    [
-        ({}, True),
-        ({"backend": "native"}, False),
-        ({"id": "Pendulum-v1"}, False),
-        ({"wrappers": [{"_target_": "own_envs.Scaled"}]}, False),
-        ({"id": "ALE/Pong-v5"}, False),
-    ],
-)
-def test_which_environments_have_a_vector_form(settings: dict[str, Any], is_told: bool) -> None:
-    """Environments with an equivalent vector version are detected."""
-    assert has_vector_form(EnvConfig(**{"id": "CartPole-v1", **settings})) is is_told
-
-
-@pytest.mark.slow
-def test_the_speed_of_a_run_is_told(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Notes about speed are printed after long runs and do not affect results."""
-    found = []
-    for least_s in (0.0, 1e9):
-        monkeypatch.setattr("maze_train.run.notes.MIN_RUN_S", least_s)
-        for name in ("MIN_WAIT_S", "MIN_FRACTION"):
-            monkeypatch.setattr(f"maze_train.run.notes.{name}", 0.0)
-        for runner, note in (("dev", "stepping environments took"), ("local", "runner=dev")):
-            run_dir = tmp_path / f"{runner}{least_s}"
-            more = {"runner": runner, "run_dir": run_dir, "total_steps": 800, "seed": 0, **QUIET}
-            policy = train("CartPole-v1", "a2c", **more).policy
-            told = re.findall("note: (.*?) (?:would|\\d)", capsys.readouterr().err)
-            assert told[:1] == ([note] if least_s == 0.0 else [])
-            found.append(policy.act(np.zeros((20, 4)), deterministic=False).tolist())
-    assert found == [found[0]] * 4

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from practice_learner import LineLearner, make_data, make_module
 
 from maze_train import ConfigError, TrackingConfig, TrainingError
-from maze_train.learner.config import Progress
 from maze_train.learner.modules import CUBLAS
-from maze_train.training.contexts import UpdateClock, UpdateProfiler, modes
+from maze_train.training.contexts import UpdateProfiler, modes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,64 +124,3 @@ def test_updates_that_are_no_range(value: Any) -> None:
     """The setting requires the first and the last update, from 1."""
     with pytest.raises(ConfigError, match=r"profile = .*such as \[11, 20\]"):
         TrackingConfig(profile=value)
-
-
-class ListLearner(LineLearner):
-    """Learner that returns its minibatches as a list."""
-
-    def minibatches(self, prepared: Any, statistics: Any) -> Any:
-        return list(super().minibatches(prepared, statistics))
-
-
-@pytest.mark.parametrize("learner_class", [LineLearner, ListLearner])
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_a_measured_update_learns_from_every_minibatch_once(
-    learner_class: type[LineLearner], count: int
-) -> None:
-    """Measuring an update does not change its minibatches."""
-    plain, measured = (learner_class({"default": make_module()}) for _ in range(2))
-    measured.num_minibatches = lambda prepared: count
-    clock = UpdateClock(print)
-    measured.watch = clock.watch
-    for number in range(2):
-        data = make_data(number, 4 * count)
-        plain.update(data, Progress(number))
-        with clock.update(number):
-            measured.update(data, Progress(number))
-        assert measured.calls == plain.calls
-        assert measured.calls.count("losses") == (number + 1) * count
-    for key, weights in plain.get_weights()["default"].items():
-        assert torch.equal(measured.get_weights()["default"][key], weights)
-
-
-@pytest.mark.parametrize(
-    ("minibatch_s", "during", "after"),
-    [
-        ([100.0, 1.0, 1.0, 1.0], ["", "", "0:00:02", "0:00:01"], "0:00:05"),
-        ([2.0, 2.0, 2.0, 2.0], ["", "", "0:00:04", "0:00:02"], "0:00:09"),
-        ([1.0, 3.0, 3.0], ["", "", "0:00:03"], "0:00:08"),
-        ([100.0, 1.0], ["", ""], "0:00:03"),
-        ([100.0], [""], "0:00:01"),
-    ],
-    ids=str,
-)
-def test_compilation_does_not_count_in_estimates(
-    minibatch_s: list[float], during: list[str], after: str
-) -> None:
-    """The estimate excludes compilation and device start-up in the first minibatch."""
-    now, told, left = [0.0], list[str](), list[str]()
-    clock = UpdateClock(told.append, lambda: now[0])
-
-    def remaining() -> str:
-        found = re.search(r"\d:\d\d:\d\d", clock.remaining())
-        return found[0] if found else ""
-
-    with clock.update(1):
-        now[0] += 1.0
-        for seconds in clock.watch(minibatch_s, len(minibatch_s)):
-            left.append(remaining())
-            now[0] += seconds
-    with clock.update(2):
-        next_one = remaining()
-    assert (left, next_one) == (during, after)
-    assert not told

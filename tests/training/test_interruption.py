@@ -101,7 +101,7 @@ def test_signals_of_other_processes(capsys):
         def largest(self, number):
             return signal.SIGTERM
 
-    interruption = CommonInterruption(Signalled(), str)
+    interruption = CommonInterruption(Signalled())
     with interruption, interruption.deferred():
         with pytest.raises(Interrupted) as caught, interruption.immediate():
             pytest.fail("the block must not begin")

@@ -21,7 +21,7 @@ from maze_train.learner.group import LearnerGroup
 from maze_train.learner.learners import Learners
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.joint import JointModel, members_of
-from maze_train.training.actors import build_actors, worker_use
+from maze_train.training.actors import build_actors
 from maze_train.training.config import AlgorithmConfig
 from maze_train.training.events import TimeEvents
 from maze_train.training.services import TrainerServices
@@ -140,10 +140,6 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
     def has_actors(self) -> bool:
         """Whether actors collect the experience; always true."""
         return True
-
-    def worker_use(self) -> tuple[float, int] | None:
-        """Return busy time in seconds and number of actor workers; None in a single process."""
-        return worker_use(self.source)
 
     @property
     def envs_per_actor(self) -> int:

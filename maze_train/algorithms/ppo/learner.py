@@ -111,14 +111,6 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
             }:
                 yield minibatch
 
-    def num_minibatches(self, prepared: Mapping[str, PreparedRollout]) -> int:
-        """Return the number of minibatches per update without early stopping by `target_kl`."""
-        counts = (
-            self._count(rollout) or -(-rollout.num_units // self._size(rollout))
-            for rollout in prepared.values()
-        )
-        return self.config.n_optimization_epochs * max(counts)
-
     def _size(self, rollout: PreparedRollout) -> int:
         """Return the number of transitions per minibatch, or the equivalent number of sequences."""
         return max(1, self.config.batch_size // rollout.sequence_length)
