@@ -224,7 +224,7 @@ class BatchedPopulation(Population):
         self._state = torch.zeros(len(filled), 0)
         is_in_order = np.array_equal(lying, active)
         self._order = None if is_in_order else order[filled]
-        is_whole = is_in_order and len(filled) == self._count
+        is_whole = count == self._count == len(filled)
         self._observed = None if is_whole else lying[filled]
 
     def _params(self, count: int, obs: TensorTree) -> Tensor:

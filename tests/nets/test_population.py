@@ -209,7 +209,7 @@ class Copies:
 
     def step(self, population, numbers, t):
         """Return the parameters of the rows for observation t of their numbers."""
-        others = next(iter(numbers.values()))
+        others = (next(iter(numbers.values())) + 1) % len(self.obs)
         played = [numbers.get(row, others) for row in range(population.rows)]
         leaves = [tree_map(lambda x: x[t], self.obs[number]) for number in played]
         if isinstance(leaves[0], dict):
@@ -279,6 +279,25 @@ def test_pausing(case, n):
         steps |= dict.fromkeys(rows, t + 1)
         for row in range(n):
             np.testing.assert_array_equal(population.weights_of(row), copies.weights[row])
+
+
+@pytest.mark.parametrize("n", [31, 32, 33, 64])
+@pytest.mark.parametrize("case", ["box tanh", "dict"])
+def test_rows_act_on_their_observations_as_others_end(case, n):
+    """The remaining rows are unaffected when rows end in any order and begin again."""
+    model, space = model_of(case)
+    copies = Copies(model, space, n)
+    expected = copies.play(build_population(model, n), range(n))
+    population = build_population(model, n)
+    for row in range(n):
+        population.weights_of(row)[:] = copies.weights[row]
+    rng = np.random.default_rng(n)
+    orders = [np.arange(n), np.arange(n)[::-1], rng.permutation(n)]
+    for ending in orders:
+        for count in (n, n - 1, n - 9, n // 2, 3, 1):
+            rows = sorted(ending[n - count :].tolist())
+            found = copies.step(population, {row: row for row in rows}, 1)
+            assert torch.equal(found, expected[rows, 1]), count
 
 
 @pytest.mark.parametrize(

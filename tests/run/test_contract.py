@@ -26,7 +26,7 @@ from run_cases import (
     words,
 )
 
-from maze_train import load_policy, run_rollout
+from maze_train import load_policy, run_rollout, train
 from maze_train.training.outcome import Interrupted, Interruption
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -170,6 +170,22 @@ def test_processes_change_no_number(tmp_path, whole, capsys, case):
     go_on(resume=run_dir / "checkpoints" / "epoch_000002", runner="dev")
     assert_same_training(run_dir, whole(case))
     assert "new episodes" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("algorithm", everyday(1, ["es", "ppo", "a2c", "sac", "td3", "dqn"]))
+def test_default_settings_give_equal_metrics_for_any_number_of_workers(tmp_path, algorithm):
+    """An epoch with the defaults of an algorithm, such as its number of environments."""
+    has_boxes = algorithm in ("sac", "td3")
+    limit = {"algorithm.n_epochs": 1} if algorithm == "es" else {"total_steps": 1100}
+    quiet = {"tracking.progress": "quiet", "tracking.plot": False, "tracking.tensorboard": False}
+    expected = None
+    for n_workers in (0, 1, 2, 3):
+        runner = {**FORK, "runner.n_workers": n_workers} if n_workers else {"runner": "dev"}
+        run_dir = tmp_path / str(n_workers)
+        env = "Pendulum-v1" if has_boxes else "CartPole-v1"
+        train(env, algorithm, seed=6, run_dir=run_dir, **runner, **limit, **quiet)
+        expected = expected or rows_of(run_dir)
+        assert rows_of(run_dir) == expected, f"runner.n_workers = {n_workers}"
 
 
 # -- several learners have the numbers of one ----------------------------------------------------
