@@ -30,6 +30,8 @@ class StepReport:
     transitions."""
     continuing: list[int] = field(default_factory=list)
     """Environments whose new episode continues the game of the previous one."""
+    notes: list[str] = field(default_factory=list)
+    """Notes about unexpected values of the environments."""
 
     def add(self, other: StepReport) -> None:
         """Append the report of the environments that follow in index order."""
@@ -37,6 +39,7 @@ class StepReport:
         self.infos += other.infos
         self.lost += other.lost
         self.continuing += other.continuing
+        self.notes += other.notes
 
 
 def required_keys(info_keys: Sequence[str], agents: Sequence[str]) -> tuple[str, ...]:

@@ -21,6 +21,14 @@ ONE_PER_PROCESS = "; if only one instance per process is supported, " + separate
 """Possible reason why a second environment could not be built."""
 
 
+class NumberedFactory(ABC):
+    """Factory whose environments depend on their index, such as the names of files they write."""
+
+    @abstractmethod
+    def numbered(self, index: int) -> Callable[[], Env]:
+        """Return the factory of the environment with an index."""
+
+
 def build_envs(factories: Sequence[Callable[[], Any]], first: int = 0) -> list[Env]:
     """Call the factories, and check that the environments have the same spaces.
 
@@ -38,6 +46,8 @@ def build_envs(factories: Sequence[Callable[[], Any]], first: int = 0) -> list[E
     with closed_on_error(envs):
         try:
             for index, factory in enumerate(factories, start=first):
+                if isinstance(factory, NumberedFactory):
+                    factory = factory.numbered(index)
                 env = factory()
                 if not isinstance(env, gymnasium.Env):
                     raise TypeError(f"the factory returned {env!r}, expected a gymnasium.Env")

@@ -54,7 +54,8 @@ class EnvConfig(Settings):
     wrappers: list[dict[str, Any]] = field(default_factory=list)
     """Wrappers around the preprocessed environment, from the inside out, in training and
     evaluation. Each entry has the form `{_target_: dotted path, key: value}` and is called with the
-    environment as its first argument."""
+    environment as its first argument. `{env_index}` in a text is replaced by the number of the
+    environment, such as `train-0` or `eval-3`."""
     training_wrappers: list[dict[str, Any]] = field(default_factory=list)
     """Outer wrappers for training only, such as reward clipping. Reported training returns do not
     include the effect of these wrappers."""
@@ -105,10 +106,15 @@ class EnvConfig(Settings):
         """Check that the settings select exactly one environment with trusted arguments.
 
         Raises:
-            ConfigError: If not exactly one environment is selected, or an argument refers to
-                untrusted code.
+            ConfigError: If not exactly one environment is selected, an argument refers to
+                untrusted code, or an argument repeats a setting.
         """
         check_trusted(self.kwargs)
+        settings = {"max_episode_steps": self.max_episode_steps, "device": self.device}
+        for name, setting in settings.items():
+            if setting is not None and name in self.kwargs:
+                problem = f"env.{name} = {setting!r} is set too; set one of them"
+                raise ConfigError(f"env.kwargs.{name}", problem, self.kwargs[name])
         if (self.id is None) == (self.target is None):
             raise ConfigError(
                 "env", f"expected exactly one of id ({self.id}) and _target_ ({self.target})"

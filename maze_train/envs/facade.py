@@ -44,6 +44,10 @@ class ClosedError(WorkerError, ClosedEnvironmentError):
     """A vector environment is used after `close`."""
 
 
+class MissingAttributeError(EnvError, AttributeError):
+    """An environment has no attribute of the requested name."""
+
+
 class CallableEnvs(VectorEnv[Any, Any, Any], ABC):
     """Calls of the single environments of a vector environment, as in Gymnasium."""
 
@@ -59,7 +63,7 @@ class CallableEnvs(VectorEnv[Any, Any, Any], ABC):
             One result per environment.
 
         Raises:
-            AttributeError: If an environment in this process has no such attribute.
+            AttributeError: If an environment has no such attribute; nothing is called then.
             EnvError: If calls are not supported; a WorkerError if the call fails in a worker.
         """
         self._check_not_stepping(f"call({name!r})")

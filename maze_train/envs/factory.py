@@ -6,17 +6,24 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
-from gymnasium import spaces
+from gymnasium import spaces, wrappers
 
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError
 from maze_train.core.targets import TARGET, InlineObject, build_target, locate, maker_of
-from maze_train.envs.building import ConvertibleEnv, closed_on_error
+from maze_train.envs.building import ConvertibleEnv, NumberedFactory, closed_on_error
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.faults import SHIMMY, explained
-from maze_train.envs.monitoring import AllLegalWrapper, MonitoringWrapper, layers_of
+from maze_train.envs.monitoring import (
+    FRAME_STACK,
+    AllLegalWrapper,
+    MonitoringWrapper,
+    described_metadata,
+    layers_of,
+)
 from maze_train.envs.registered import (
     build_failure,
     import_env_module,
@@ -32,20 +39,44 @@ if TYPE_CHECKING:
     from maze_train.envs.pettingzoo import PettingZoo
 
 
-REWARD_WRAPPERS = (gymnasium.RewardWrapper, gymnasium.wrappers.NormalizeReward)
+SEPARATE_STATISTICS = (
+    "keeps separate statistics in each environment, which evaluation and saved policies do not "
+    "have: remove it, and set "
+)
+STATISTICS = {
+    wrappers.NormalizeObservation: "model.normalization.mode=running",
+    wrappers.vector.NormalizeObservation: "model.normalization.mode=running",
+    wrappers.NormalizeReward: "algorithm.reward_scaling=true (A2C and PPO)",
+    wrappers.vector.NormalizeReward: "algorithm.reward_scaling=true (A2C and PPO)",
+}
+"""Wrappers with running statistics, and the setting that replaces them."""
+
+OF_SINGLE_IMAGES = (
+    wrappers.AtariPreprocessing,
+    wrappers.FrameStackObservation,
+    wrappers.GrayscaleObservation,
+    wrappers.MaxAndSkipObservation,
+    wrappers.ResizeObservation,
+)
+"""Wrappers that misread stacked frames."""
+
+ENV_INDEX = "{env_index}"
+"""Placeholder in the arguments of wrappers."""
 
 
 @dataclass(frozen=True)
-class EnvFactory:
+class EnvFactory(NumberedFactory):
     """Builds one environment per call. The factory can be sent to other processes.
 
     Args:
         config: Settings of the environment.
         training: Whether to apply training-only wrappers.
+        index: Index of the environment, for the placeholder `{env_index}` of wrappers.
     """
 
     config: EnvConfig
     training: bool = True
+    index: int = 0
 
     @classmethod
     def from_any(cls, env: object, **kwargs: object) -> EnvFactory:
@@ -99,9 +130,10 @@ class EnvFactory:
         config.check_named()
         games = preprocessing_of(config)
         env = make(config) if games is None else games.make(config, make)
+        name = f"{'train' if self.training else 'eval'}-{self.index}"
         for i, wrapper in enumerate(config.wrappers):
             with closed_on_error([env]):
-                env = wrap(env, wrapper, key=f"env.wrappers[{i}]")
+                env = wrap(env, wrapper, f"env.wrappers[{i}]", name)
         if config.empty_mask == "all_legal":
             env = AllLegalWrapper(env)
         if not self.training or not (games or config.training_wrappers):
@@ -112,7 +144,7 @@ class EnvFactory:
         for i, wrapper in enumerate(config.training_wrappers):
             key = f"env.training_wrappers[{i}]"
             with closed_on_error([env]):
-                wrapped = wrap(env, wrapper, key=key)
+                wrapped = wrap(env, wrapper, key, name)
                 check_spaces_kept(env, wrapped, key, wrapper)
             env = wrapped
         return env
@@ -121,13 +153,17 @@ class EnvFactory:
         """Return a factory of the same environments without training-only wrappers."""
         return replace(self, training=False)
 
+    def numbered(self, index: int) -> EnvFactory:
+        """Return the factory of the environment with an index."""
+        return replace(self, index=index)
+
 
 GUARD_STEPS = 30_000
 """Maximum length of an episode if neither the settings nor the environment set a limit."""
 
 
 @dataclass(frozen=True)
-class BoundedEnvFactory:
+class BoundedEnvFactory(NumberedFactory):
     """Builds environments with an upper bound on the length of episodes.
 
     Args:
@@ -145,12 +181,18 @@ class BoundedEnvFactory:
         env, limit = self.factory(), self.max_episode_steps
         if limit is None:
             limit = 0 if has_time_limit(env) else GUARD_STEPS
-        return gymnasium.wrappers.TimeLimit(env, limit) if limit else env
+        return wrappers.TimeLimit(env, limit) if limit else env
+
+    def numbered(self, index: int) -> BoundedEnvFactory:
+        """Return the factory of the environment with an index."""
+        if isinstance(self.factory, NumberedFactory):
+            return replace(self, factory=self.factory.numbered(index))
+        return self
 
 
 def has_time_limit(env: Env) -> bool:
     """Whether a `TimeLimit` wrapper truncates episodes, as in registered environments."""
-    return any(isinstance(layer, gymnasium.wrappers.TimeLimit) for layer in layers_of(env))
+    return any(isinstance(layer, wrappers.TimeLimit) for layer in layers_of(env))
 
 
 def cap_on_episodes(config: EnvConfig, max_episode_steps: int | None) -> int:
@@ -280,7 +322,7 @@ def make_own(config: EnvConfig, make: Callable[..., Any]) -> Env:
         )
     if config.max_episode_steps is None:
         return env
-    return gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
+    return wrappers.TimeLimit(env, config.max_episode_steps)
 
 
 def converted(env: object) -> object:
@@ -315,14 +357,29 @@ def pettingzoo_adapter() -> type[PettingZoo] | None:
     return adapter
 
 
-def wrap(env: Env, node: dict[str, Any], key: str) -> Env:
-    """Wrap an environment with the wrapper selected by a configuration node."""
+def wrap(env: Env, node: dict[str, Any], key: str, name: str = "train-0") -> Env:
+    """Wrap an environment with the wrapper selected by a configuration node.
+
+    Args:
+        env: The environment.
+        node: The node, see `build_target`.
+        key: Dotted name of the node.
+        name: Value of the placeholder `{env_index}`.
+    """
+    target = locate(node[TARGET], key)
+    numbered = {k: with_index(value, name) for k, value in node.items() if k != TARGET}
+    if isinstance(target, type):
+        check_wrapper(env, target, key, node)
     try:
-        wrapped: Env = build_target(node, env, key=key, kind=gymnasium.Env)
+        wrapped: Env = build_target(
+            {TARGET: node[TARGET], **numbered}, env, key=key, kind=gymnasium.Env
+        )
     except MazeTrainError:
         raise
     except BaseException as error:
         raise EnvError(f"{key} failed: {explained(error)}") from error
+    for layer in takewhile(lambda layer: layer is not env, layers_of(wrapped)):
+        check_wrapper(env, type(layer), key, node)
     if agent_spaces(env.observation_space, env.action_space) is None:
         return wrapped
     known, given = (
@@ -337,13 +394,42 @@ def wrap(env: Env, node: dict[str, Any], key: str) -> Env:
             "observations of the agents within the environment"
         )
         raise ConfigError(key, problem, node[TARGET])
-    if isinstance(wrapped, REWARD_WRAPPERS):
+    if isinstance(wrapped, gymnasium.RewardWrapper):
         problem = (
             "changes the mean of the rewards, but agents learn from their individual rewards: "
             "change the individual rewards within the environment"
         )
         raise ConfigError(key, problem, node[TARGET])
     return wrapped
+
+
+def check_wrapper(env: Env, kind: type, key: str, node: dict[str, Any]) -> None:
+    """Raise ConfigError if a wrapper of class `kind` around `env` would give wrong results."""
+    setting = next((s for known, s in STATISTICS.items() if issubclass(kind, known)), None)
+    problem = "" if setting is None else SEPARATE_STATISTICS + setting
+    if issubclass(kind, OF_SINGLE_IMAGES) and described_metadata(env).get(FRAME_STACK):
+        problem = (
+            "processes single frames, but the observations are stacked frames: move it before the "
+            "wrapper that stacks them; Atari games are already preprocessed, unless "
+            "env.preprocessing=none"
+        )
+    if issubclass(kind, wrappers.RecordVideo) and ENV_INDEX not in str(node):
+        problem = (
+            "environments would overwrite each other's videos: add the number of the environment, "
+            "such as video_folder: 'videos/{env_index}'"
+        )
+    if problem:
+        raise ConfigError(key, problem, node[TARGET])
+
+
+def with_index(value: Any, index: str) -> Any:
+    """Return a value of a node with `{env_index}` replaced in all texts."""
+    if isinstance(value, dict):
+        return {key: with_index(part, index) for key, part in value.items()}
+    if isinstance(value, list):
+        return [with_index(part, index) for part in value]
+    is_text = isinstance(value, str) and ENV_INDEX in value
+    return value.replace(ENV_INDEX, index) if is_text else value
 
 
 def check_spaces_kept(env: Env, wrapped: Env, key: str, node: dict[str, Any]) -> None:

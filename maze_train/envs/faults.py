@@ -55,6 +55,10 @@ SEVERAL_REWARDS = (
 """Hint for multi-agent environments that imitate the single-agent interface."""
 
 
+ONE_REWARD = "return float(reward[0])"
+"""Remedy for rewards of shape (1,)."""
+
+
 def explained(error: BaseException) -> str:
     """Return the text of an exception of an environment, with a hint if the cause is known.
 
@@ -76,12 +80,14 @@ def explained(error: BaseException) -> str:
     frame = frames[-1]
     # The error was raised while the result of the environment was processed.
     reward = frame.f_locals.get("reward", 0.0)
+    if isinstance(reward, (list, tuple, np.ndarray)) and np.size(reward) == 1:
+        return f"{type(error).__name__}: reward is {reward!r}, expected a number: {ONE_REWARD}"
     if not is_number(reward):
         several = SEVERAL_REWARDS if isinstance(reward, (list, tuple, dict, np.ndarray)) else ""
         return f"{type(error).__name__}: reward is {reward!r}, expected a number{several}"
     for name in ("terminated", "truncated"):
         flag = frame.f_locals.get(name)
-        if isinstance(flag, np.ndarray) and flag.size != 1:
+        if isinstance(flag, (str, list, tuple, np.ndarray)) and not is_flag(flag):
             return f"{type(error).__name__}: {name} is {flag!r}, expected True or False"
     return text + NEW_SIGNATURES + SHIMMY if OLD_SIGNATURE.search(str(error)) else text
 
@@ -107,6 +113,23 @@ def separate_processes(num_envs: object) -> str:
         f"run each in a separate process with runner=local runner.n_workers={num_envs} and "
         f"evaluation.concurrency={num_envs} or less"
     )
+
+
+def is_flag(flag: object) -> bool:
+    """Whether a value is a bool or a number; None counts as False."""
+    array = np.asarray(flag)
+    is_one = array.size == 1 and not isinstance(flag, (list, tuple))
+    return flag is None or (is_one and array.dtype.kind in "biuf")
+
+
+def checked_flags(terminated: object, truncated: object) -> None:
+    """Check the types of the flags at the end of an episode.
+
+    Raises:
+        TypeError: If a flag is neither a bool nor a number.
+    """
+    if not (is_flag(terminated) and is_flag(truncated)):
+        raise TypeError("a flag is not a bool")
 
 
 def is_number(reward: Any) -> bool:

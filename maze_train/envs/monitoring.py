@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 from gymnasium import wrappers as known
+from gymnasium.spaces import Box
 from gymnasium.wrappers import TimeLimit
 
 from maze_train.core.errors import ConfigError, EnvError
@@ -235,8 +236,9 @@ def metadata_of(env: object) -> Mapping[str, Any]:
 def described_metadata(env: Env) -> dict[str, Any]:
     """Return the metadata of an environment, with valid `frame_stack` and `monitored`.
 
-    A frame stack is valid if no outer `gymnasium.ObservationWrapper` exists and outer wrappers do
-    not change the space of the leaf.
+    Frame stacks are declared by wrappers of maze_train, and found if Gymnasium's
+    `FrameStackObservation` stacks Boxes. A frame stack is valid if no outer
+    `gymnasium.ObservationWrapper` exists and outer wrappers do not change the space of the leaf.
     """
     metadata = dict(metadata_of(env))
     declared = metadata.pop(FRAME_STACK, {})
@@ -245,6 +247,11 @@ def described_metadata(env: Env) -> dict[str, Any]:
     while isinstance(layer, gymnasium.Wrapper) and (
         metadata_of(layer.env).get(FRAME_STACK) is metadata_of(env).get(FRAME_STACK)
     ):
+        if isinstance(layer, known.FrameStackObservation):
+            leaves = FlatView(layer.observation_space).leaves
+            boxes = {key: leaf.shape for key, leaf in leaves.items() if isinstance(leaf, Box)}
+            declared = {key: shape[0] for key, shape in boxes.items()}
+            break
         changed = changed or isinstance(layer, gymnasium.ObservationWrapper)
         layer = layer.env
     if declared and not changed:

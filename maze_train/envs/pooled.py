@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import Any, Literal
@@ -20,7 +19,13 @@ from maze_train.core.seeding import episode_seed
 from maze_train.core.step_end import StepBatch
 from maze_train.envs.batch import StepReport
 from maze_train.envs.calls import CALL_ENVS, EnvCall, calls_to_state
-from maze_train.envs.facade import ArgumentError, checked_seed, columns_of, masked_rows
+from maze_train.envs.facade import (
+    ArgumentError,
+    MissingAttributeError,
+    checked_seed,
+    columns_of,
+    masked_rows,
+)
 from maze_train.envs.faults import ON_NON_FINITE
 from maze_train.envs.journal import MAX_NBYTES, Difference, Journal
 from maze_train.envs.monitoring import note_on_ignored_mask
@@ -264,6 +269,10 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
             report = self._reset_rows(rows, options, self._seeds_by_index(seed))
             lost = set(report.lost) - set(rows)
         infos = columns_of(report.infos, self.num_envs)
+        if self.notify is not None:
+            for text in report.notes[:1]:
+                self.notify(text)
+            self._note_on_bounds()
         if lost:
             infos["lost"] = np.isin(range(self.num_envs), list(lost))
         if self.notify is not None and MASK_KEY in infos:
@@ -356,7 +365,10 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
             self._journal.called(len(calls))
 
     def _call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-        return [*chain(*self._call_each("call_envs", [(name, args, kwargs)] * len(self._slices)))]
+        found = self._call_each("call_envs", [(name, args, kwargs)] * len(self._slices))
+        for problem in [each for each in found if isinstance(each, str)]:
+            raise MissingAttributeError(problem)
+        return [*chain(*found)]
 
     def _set_attrs(self, name: str, values: Sequence[Any]) -> None:
         self._call_each("set_attrs", [(name, values[x.start : x.stop]) for x in self._slices])
@@ -431,14 +443,22 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
         """Return the states of the environments; see `MazeVectorEnv`."""
         states: list[dict[str, Any] | None] = []
         problem = None
+        if self._repair is not None:
+            self._repair.remember()
         self._call("own_states")
         try:
             for index, part in enumerate(self._slices):
-                given = [None] * len(part)
-                # A dead worker is reported in the next step; the journal suffices to restore its
-                # environments.
-                with suppress(WorkerFailedError):
+                try:
                     given = self._pool.receive(index)
+                except WorkerFailedError as error:
+                    if self.can_be_restored:
+                        # The failure is reported in the next step; the journal suffices to restore
+                        # the environments.
+                        given = [None] * len(part)
+                    else:
+                        assert self._repair is not None
+                        failure, root = error.with_traceback(None), self.root_seed or 0
+                        given = self._repair.repeat(failure, root, "own_states")
                 problem = problem or (given if isinstance(given, str) else None)
                 states += given
         except BaseException:

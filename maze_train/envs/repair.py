@@ -67,7 +67,8 @@ class WorkerRepair:
     ) -> StepReport | None:
         """Restart a worker until it completes the call or begins new episodes; return its report.
 
-        If a call of `run.call_envs` fails again after a restart, the run ends instead.
+        If a call of `run.call_envs`, or saving the state of environments, fails again after a
+        restart, the run ends instead.
 
         Args:
             failure: Failure of the worker.
@@ -81,7 +82,8 @@ class WorkerRepair:
         """
         given_up = 0
         while True:
-            failure.final = failure.final or (given_up > 0 and method == "make_calls")
+            repeats = given_up > 0 and method in ("make_calls", "own_states")
+            failure.final = failure.final or repeats
             outlook = "begin new episodes" if given_up else "are restored"
             self._pool.restart(
                 failure,

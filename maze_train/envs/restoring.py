@@ -55,6 +55,9 @@ class TrainingSlice(EnvSlice):
             derived = source.next()
             # The options are copied, because an environment may modify its argument.
             info = self.start(i, seeds.get(index, derived), copy.deepcopy(options))
+            if self._note is not None:
+                report.notes.append(self._note)
+                self._note = None
             if self._keys is not None and not self._settings.step_infos:
                 info = {MASK_KEY: info[MASK_KEY]} if MASK_KEY in info else {}
             report.infos.append((index, info))
@@ -187,9 +190,18 @@ class TrainingSlice(EnvSlice):
         if record.calls_at:
             self._make_calls(i, record.calls + bisect_right(record.calls_at, k))
 
-    def call_envs(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Call a method of every environment, or read an attribute; return the results."""
-        found = [env.get_wrapper_attr(name) for env in self.envs]
+    def call_envs(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[Any] | str:
+        """Call a method of every environment, or read an attribute.
+
+        Returns:
+            The results, or an error message if an environment has no such attribute.
+        """
+        try:
+            found = [env.get_wrapper_attr(name) for env in self.envs]
+        except AttributeError as error:
+            return str(error)
         return [value(*args, **kwargs) if callable(value) else value for value in found]
 
     def set_attrs(self, name: str, values: Sequence[Any]) -> None:

@@ -25,7 +25,7 @@ from maze_train.envs.monitoring import (
     own_state,
 )
 from maze_train.envs.types import Env, Reset
-from maze_train.envs.vector import Array, StepBuffers, masked_writer, row_writer
+from maze_train.envs.vector import Array, StepBuffers, masked_writer, note_on_lists, row_writer
 from maze_train.spaces.agents import agent_spaces, agents_of
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import mask_layout
@@ -148,6 +148,7 @@ class EnvSlice(Worker):
         self._episode_start = [0] * len(self.envs)
         self._steps = 0
         self._report: StepReport | None = None
+        self._note: str | None = None
         self._columns: list[Array] = []
         self.rest()
 
@@ -231,7 +232,10 @@ class EnvSlice(Worker):
         """Begin an episode in a new game; return the info."""
         try:
             self._let_go(i)
+            is_first = i == 0 and not self._has_begun[i]
             obs, info = self._reset(i, seed, options)
+            if is_first:
+                self._note = note_on_lists(self.observation, obs)
             self._counted(i)
             self._write_obs(i, obs)
             faults.check_finite(self._row(i))
@@ -409,6 +413,7 @@ class EnvSlice(Worker):
     ) -> tuple[Any, dict[str, Any]] | None:
         """Report the end of an episode; return the next observation and info, or None if paused."""
         kept = self._settings.final_obs
+        faults.checked_flags(terminated, truncated)
         if self._settings.whole_games and not truncated and self._goes_on(i):
             following, game_end = continue_game(self.envs[i], self._continuing[i])
             if game_end is None:

@@ -115,9 +115,11 @@ class MazeVectorEnv(CallableEnvs):
     monitored: bool
     agents: tuple[str, ...]
     _buffers: StepBuffers
+    _bounds: dict[str, tuple[Space, Array, Array]]
     _action: FlatView
     _is_single: bool
     _is_stepping: bool = False
+    _num_steps, _next_check, _has_noted = 0, 1, False
     closed = True  # Until `__init__` succeeds; old versions of Gymnasium close deleted objects.
 
     def __init__(self, *, copy: bool = True, step_infos: bool = True) -> None:
@@ -204,9 +206,30 @@ class MazeVectorEnv(CallableEnvs):
         if not self._is_stepping:
             raise NoCallError("step_wait() was called without step_async(actions) before it")
         try:
-            return self._finish_step()
+            batch = self._finish_step()
         finally:
             self._is_stepping = False
+        self._num_steps += 1
+        if self._num_steps == self._next_check:
+            self._next_check *= 2
+            self._note_on_bounds()
+        return batch
+
+    def _note_on_bounds(self) -> None:
+        """Print a note, once, if observations are outside their space."""
+        if self.notify is None or self._has_noted:
+            return
+        for key, (leaf, low, high) in self._bounds.items():
+            column = self._buffers.obs[key]
+            is_wrong = (column < low) | (column > high)
+            if is_wrong.any():
+                self._has_noted = True
+                name = f"observation {key!r}" if key else "the observation"
+                self.notify(
+                    f"{name} contains {column[is_wrong][0]}, which is not in {leaf}; training uses "
+                    "such values as they are"
+                )
+                return
 
     @abstractmethod
     def _finish_step(self) -> StepBatch[Array]:
@@ -332,6 +355,7 @@ class MazeVectorEnv(CallableEnvs):
         self.monitored = bool(metadata.get("monitored", False))
         self.agents = () if several is None else several.agents
         self._action = FlatView(action_space)
+        self._bounds = bounds_of(FlatView(observation_space))
         self._is_single = not isinstance(self.single_observation_space, gymnasium.spaces.Dict)
 
     def _seed_for(self, seed: int | None) -> int:
@@ -386,6 +410,36 @@ def fitting_stacks(space: Space, declared: Mapping[str, int]) -> dict[str, int]:
     """Return the declared frame stacks n whose leaves have the first dimension n."""
     shapes = {key: leaf.shape or () for key, leaf in FlatView(space).leaves.items()}
     return {key: n for key, n in declared.items() if shapes.get(key, ())[:1] == (n,)}
+
+
+def bounds_of(view: FlatView) -> dict[str, tuple[Space, Array, Array]]:
+    """Return the leaves that can contain values outside the space, with their bounds.
+
+    Categories are excluded, because `within_range` checks each of them. A relative excess of 1e-5
+    counts as rounding.
+    """
+    found: dict[str, tuple[Space, Array, Array]] = {}
+    for key, leaf in view.leaves.items():
+        if isinstance(leaf, spaces.MultiBinary):
+            found[key] = leaf, np.zeros(()), np.ones(())
+        elif isinstance(leaf, spaces.Box):
+            if leaf.dtype == np.uint8 and not leaf.low.any() and (leaf.high == 255).all():
+                continue
+            low, high = leaf.low.astype(np.float64), leaf.high.astype(np.float64)
+            found[key] = leaf, low - 1e-5 * np.abs(low), high + 1e-5 * np.abs(high)
+    return found
+
+
+def note_on_lists(view: FlatView, obs: object) -> str | None:
+    """Return a note if parts of an observation are lists, otherwise None."""
+    for key, value in view.read(obs):
+        if isinstance(value, (list, tuple)):
+            name = f"observation {key!r}" if key else "the observation"
+            return (
+                f"{name} is a {type(value).__name__}, which is converted in every step: return a "
+                f"NumPy array of dtype {view.leaves[key].dtype}, which is faster"
+            )
+    return None
 
 
 def batched(space: Space, n: int) -> Space:
@@ -516,14 +570,19 @@ def within_range(
     if not isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)):
         return write
     low = np.asarray(leaf.start)
-    high = low + (leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec)
+    # `start + n` may exceed the dtype; the last category does not.
+    count = np.asarray(leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec)
+    last = np.asarray(low + (count - 1))
 
     def write_checked(i: int, value: object) -> None:
         write(i, value)
-        if is_last:
-            column[i] = column[i] + (column[i] == low - 1) - (column[i] == high)
         written = column[i]
-        is_wrong = (written < low) | (written >= high)
+        if is_last:
+            is_below = (written < low) & (low - written == 1)
+            is_above = (written > last) & (written - last == 1)
+            column[i] = np.where(is_below, low, np.where(is_above, last, written))
+            written = column[i]
+        is_wrong = (written < low) | (written > last)
         if is_wrong.any():
             name = f"observation {key!r}" if key else "the observation"
             first = tuple(np.argwhere(is_wrong)[0][: written.ndim - low.ndim])

@@ -307,9 +307,9 @@ def checked_actions(name: str, part: object, n: int, space: Space[Any]) -> Array
 def _limits(space: Space[Any]) -> tuple[Any, Any]:
     """Return the smallest and the largest valid value of each entry."""
     if isinstance(space, spaces.Discrete):
-        return space.start, space.start + space.n - 1
+        return space.start, space.start + (space.n - 1)
     if isinstance(space, spaces.MultiDiscrete):
-        return space.start, space.start + space.nvec - 1
+        return space.start, space.start + (space.nvec - 1)
     if isinstance(space, spaces.MultiBinary):
         return 0, 1
     limits = np.finfo(np.float64)

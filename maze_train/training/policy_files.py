@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -45,6 +46,12 @@ MAX_WEIGHTS_NBYTES = 1 << 32
 
 WITHOUT_INFO = "pass the observation alone: obs, info = env.reset(); policy.act(obs)"
 """Hint if `act` is called with the result of `reset` instead of an observation."""
+
+JOINT_OBSERVATION = (
+    "a multi-agent policy acts on the joint observation of all agents, as returned by reset() and "
+    "step() of maze_train.JointEnv(env) or of maze_train.EnvFactory(env_config)()"
+)
+"""Hint if `act` is called with observations by agent, such as those of PettingZoo."""
 
 
 @runtime_checkable
@@ -354,6 +361,8 @@ class TrainedPolicy:
             pair = isinstance(observation, tuple) and len(observation) == 2
             if pair and isinstance(observation[1], dict):
                 raise SpaceError(f"{error}; {WITHOUT_INFO}") from error
+            if self._has_agents and isinstance(observation, Mapping) and ACTS not in observation:
+                raise SpaceError(f"{error}; {JOINT_OBSERVATION}") from error
             raise
         # Inputs have a batch dimension, which has size 1 for a single observation.
         parts = {key: column[0] for key, column in columns.items()} if lead else columns

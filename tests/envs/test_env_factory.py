@@ -105,6 +105,14 @@ TIME_AWARE = "gymnasium.wrappers.TimeAwareObservation"
         ({}, "exactly one of id"),
         ({"id": "CartPole-v1", "target": "toy_envs.CountingEnv"}, "exactly one of id"),
         ({"id": "CartPole-v1", "max_episode_steps": 0}, "max_episode_steps = 0"),
+        (
+            {"id": "CartPole-v1", "max_episode_steps": 5, "kwargs": {"max_episode_steps": 400}},
+            r"env\.kwargs\.max_episode_steps = 400: env\.max_episode_steps = 5 is set too",
+        ),
+        (
+            {"target": "x", "backend": "tensor", "device": "cpu", "kwargs": {"device": "cuda"}},
+            r"env\.kwargs\.device = 'cuda': env\.device = 'cpu' is set too",
+        ),
         (wrapped(amount=1), r"wrappers\[0\].*_target_"),
         (wrapped(_target_="toy_envs.AddOne", amout=1), r"wrappers\[0\].*amout"),
         (wrapped(_target_="builtins.str"), r"wrappers\[0\].*a subclass of gymnasium.Env, or a"),

@@ -127,7 +127,10 @@ class Reward(CountingEnv):
     [
         (None, "reward is None, expected a number"),
         ([0.25], r"reward is \[0\.25\], expected a number"),
-        (np.ones(1), r"reward is array\(\[1\.\]\), expected a number"),
+        (
+            np.ones(1),
+            r"reward is array\(\[1\.\]\), expected a number: return float",
+        ),
         ("1,0", "reward is '1,0', expected a number"),
         (1e300, r"reward is 1e\+300, expected a finite number in the range of float32, up to 3"),
     ],

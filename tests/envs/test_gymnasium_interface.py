@@ -54,6 +54,8 @@ def test_calls_and_attributes(make):
         assert env.call("get_wrapper_attr", "gravity") == (1.0, 2.0, 3.0)
         env.set_attr("length", 0.7)
         assert env.get_attr("length") == (0.7,) * 3
+        with pytest.raises(AttributeError, match="nope"):
+            env.get_attr("nope")
         assert env.render_mode == "rgb_array"
         assert [frame.shape for frame in env.render()] == [(400, 600, 3)] * 3
         with pytest.raises(ShapeError, match="1 values for 3 environments") as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,8 @@ REFUSED = [
     ({"dtype": np.int16, "observe": np.float32}, "dtype float32, its space has int16"),
     ({"reward": lambda r: r * 1j}, "failed at step 1 of the episode.*reward is .*j, expected a"),
     ({"flag": lambda end: np.array([end, end])}, "failed at step 1 of the episode"),
+    ({"flag": lambda end: "yes"}, "at step 1 .*terminated is 'yes', expected True or False"),
+    ({"flag": lambda end: [end]}, r"at step 1 .*terminated is \[.*\], expected True or False"),
 ]
 
 
@@ -141,6 +144,31 @@ def test_values_that_can_not_be_meant_are_refused(case):
     form, message = case
     with pytest.raises(EnvError, match=f"environment 0.*{message}"):
         numbers(here([lambda: Odd(**form)]))
+
+
+OUTSIDE = r"the observation contains -?\d+.*, which is not in Box"
+
+
+@pytest.mark.parametrize("make", BACKENDS)
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [
+        ({}, ""),
+        ({"observe": list}, "the observation is a list, which is converted"),
+        ({"observe": lambda values: np.array(values) - 1}, OUTSIDE),
+        ({"observe": lambda values: np.array(values) * 51}, OUTSIDE),
+        ({"dtype": np.int64, "observe": lambda values: np.array(values) * 51}, OUTSIDE),
+    ],
+)
+def test_observations_of_another_form_are_told_once(make, form, told):
+    """A note names the observation once: in the first reset, or soon after the first step."""
+    notes = []
+    with make([lambda: Odd(**form)] * 2) as vector:
+        vector.notify = notes.append
+        for _ in range(2):
+            numbers(vector)
+    assert len(notes) == bool(told)
+    assert not told or re.match(told, notes[0])
 
 
 class Team(CountingEnv):
@@ -205,12 +233,39 @@ def test_counters_that_end_one_beyond_their_space(make, truncate):
             vector.step([0])
 
 
-class OutOfRange(CountingEnv):
-    """Environment whose observations are outside its space."""
+class Fixed(CountingEnv):
+    """Environment whose observations are constant."""
 
     def __init__(self, space, obs):
         super().__init__()
         self.observation_space, self.observe = space, lambda: obs
+
+
+@pytest.mark.parametrize(
+    ("space", "legal", "illegal"),
+    [
+        (spaces.Discrete(6, start=250, dtype=np.uint8), [250, 255], [249, 0]),
+        (spaces.Discrete(2, start=2**63 - 2), [2**63 - 2, 2**63 - 1], [2**63 - 3, 0]),
+        (spaces.Discrete(3, start=-(2**63)), [-(2**63), 2 - 2**63], [3 - 2**63, 2**63 - 1]),
+        (spaces.MultiDiscrete([6, 2], np.uint8, start=[250, 0]), [[250, 0], [255, 1]], [[250, 2]]),
+        (spaces.MultiDiscrete([2], np.int64, start=[2**63 - 2]), [[2**63 - 1]], [[0]]),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_categories_up_to_the_limit_of_the_dtype_are_accepted(space, legal, illegal, nested):
+    """Exactly the elements of the space are valid, although `start + n` exceeds the dtype."""
+    outer = spaces.Dict({"level": space}) if nested else space
+    for values, is_legal in ((legal, True), (illegal, False)):
+        for value in values:
+            obs = np.asarray(value, space.dtype)
+            assert space.contains(obs) is is_legal
+            with here([lambda obs=obs: Fixed(outer, {"level": obs} if nested else obs)]) as vector:
+                if is_legal:
+                    vector.reset(seed=0)
+                    vector.step(vector.action_space.sample())
+                else:
+                    with pytest.raises(EnvError, match="is not in"):
+                        vector.reset(seed=0)
 
 
 @sweep(
@@ -226,7 +281,7 @@ def test_numbers_out_of_range_are_refused(case):
     """Values outside the space raise an error instead of wrapping around."""
     space, obs, message = case
     with pytest.raises(EnvError, match=message):
-        here([lambda: OutOfRange(space, obs)]).reset(seed=0)
+        here([lambda: Fixed(space, obs)]).reset(seed=0)
 
 
 # -- masks ----------------------------------------------------------------------------------------

@@ -274,6 +274,38 @@ def test_own_state_is_where_the_repair_begins(tmp_path, capfd):
     capfd.readouterr()
 
 
+def test_a_worker_that_dies_before_its_state_is_saved(capfd):
+    """A state that no journal can restore is saved after a restart, or saving it raises."""
+
+    class Stage(CountingEnv):
+        stage = 0
+
+        def reset(self, **settings):
+            self.stage += 1
+            return super().reset(**settings)
+
+        def state_dict(self):
+            return {"stage": self.stage, "t": self.t}
+
+        def load_state_dict(self, state):
+            self.stage, self.t = state["stage"], state["t"]
+
+    for make in (restarted, workers):
+        with make([lambda: Stage(2)] * 2, n_workers=2, can_be_restored=False) as vector:
+            vector.reset(seed=1)
+            vector.step([0, 0])
+            vector._pool.processes[1].kill()
+            vector._pool.processes[1].join()
+            if make is workers:
+                with pytest.raises(WorkerError, match="SIGKILL"):
+                    vector.own_states()
+                continue
+            stages = [state["states"][-1] for state in vector.own_states()]
+            assert stages == [{"stage": 1, "t": 1}] * 2
+            assert vector.step([0, 0])[2].all()
+    capfd.readouterr()
+
+
 @pytest.mark.exhaustive
 def test_a_long_replay_is_no_hang():
     """During a replay, timeout_s applies to each step."""

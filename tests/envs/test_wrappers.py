@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 import pytest
@@ -10,8 +13,16 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 from toy_envs import BACKENDS, FORKS, AwkwardEnv, CountingEnv, NestedEnv, here
 
-from maze_train import ConfigError, EnvConfig, EnvFactory, SelectEntriesWrapper, SpaceError
+from maze_train import (
+    ConfigError,
+    EnvConfig,
+    EnvFactory,
+    PooledVectorEnv,
+    SelectEntriesWrapper,
+    SpaceError,
+)
 from maze_train.core.errors import EnvError
+from maze_train.envs.factory import BoundedEnvFactory
 from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.envs.wrappers import (
     DiscretizeActionsWrapper,
@@ -184,17 +195,94 @@ GYM = "gymnasium.wrappers."
         ([{"_target_": "maze_train.MonitoringWrapper"}], {"": 4}),
         ([{"_target_": GYM + "TimeLimit", "max_episode_steps": 3}], {"": 4}),
         ([{"_target_": GYM + "FlattenObservation"}], {}),
-        ([{"_target_": GYM + "NormalizeObservation"}], {}),
         ([{"_target_": "toy_envs.AddOne"}], {}),
         ([{"_target_": GYM + "TransformObservation", "func": abs, "observation_space": None}], {}),
         ([{"_target_": OURS + "ObservationStackWrapper", "n": 2}], {"": 2}),
-        ([{"_target_": GYM + "FrameStackObservation", "stack_size": 4}], {}),
     ],
 )
-def test_stacks_behind_other_wrappers(outside, expected):
+@pytest.mark.parametrize(
+    "stack", [STACK, {"_target_": GYM + "FrameStackObservation", "stack_size": 4}]
+)
+def test_stacks_behind_other_wrappers(stack, outside, expected):
     """Stacks are reported only if no outer wrapper changes the observations."""
-    vector = wrapped("toy_envs.CountingEnv", STACK, *outside)
+    vector = wrapped("toy_envs.CountingEnv", stack, *outside)
     assert vector.frame_stack == expected
+
+
+class Screens(CountingEnv):
+    """Environment that observes colour images."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = spaces.Box(0, 255, (32, 32, 3), np.uint8)
+
+    def observe(self):
+        return np.full((32, 32, 3), self.t, np.uint8)
+
+
+class OwnNormalizer(gymnasium.wrappers.NormalizeObservation):
+    """Subclass of a wrapper with running statistics."""
+
+
+def normalized(env):
+    """Wrap an environment in a function."""
+    return gymnasium.wrappers.ClipReward(gymnasium.wrappers.NormalizeReward(env), -1, 1)
+
+
+STATISTICS = r"keeps separate statistics in each environment.*"
+OBSERVATIONS = STATISTICS + "model.normalization.mode=running"
+REWARDS = STATISTICS + "algorithm.reward_scaling"
+
+
+@pytest.mark.parametrize("key", ["wrappers", "training_wrappers"])
+@pytest.mark.parametrize(
+    ("nodes", "problem"),
+    [
+        ([{"_target_": GYM + "NormalizeObservation"}], OBSERVATIONS),
+        ([{"_target_": GYM + "NormalizeReward"}], REWARDS),
+        ([{"_target_": GYM + "vector.NormalizeObservation"}], OBSERVATIONS),
+        ([{"_target_": GYM + "vector.NormalizeReward"}], REWARDS),
+        ([{"_target_": "test_wrappers.OwnNormalizer"}], OBSERVATIONS),
+        ([{"_target_": "test_wrappers.normalized"}], REWARDS),
+        ([{"_target_": GYM + "RecordVideo", "video_folder": "videos"}], "overwrite each other"),
+        *(
+            ([stack, {"_target_": GYM + name, **arguments}], "processes single frames")
+            for stack in (STACK, {"_target_": GYM + "FrameStackObservation", "stack_size": 4})
+            for name, arguments in (
+                ("GrayscaleObservation", {}),
+                ("ResizeObservation", {"shape": [8, 8]}),
+                ("FrameStackObservation", {"stack_size": 2}),
+                ("MaxAndSkipObservation", {}),
+            )
+        ),
+    ],
+)
+def test_wrappers_that_would_give_wrong_results_raise(key, nodes, problem):
+    """The error names the entry, and the setting or the order to use instead."""
+    config = EnvConfig(target="test_wrappers.Screens", wrappers=nodes[:-1])
+    config = replace(config, **{key: [*getattr(config, key), nodes[-1]]})
+    number = len(getattr(config, key)) - 1
+    with pytest.raises(ConfigError, match=rf"env\.{key}\[{number}\].*: .*{problem}"):
+        EnvFactory(config)()
+
+
+def writing(env, paths):
+    """Create files in the constructor of a wrapper."""
+    for path in paths["all"]:
+        Path(path).touch(exist_ok=False)
+    return MonitoringWrapper(env)
+
+
+def test_wrappers_get_the_number_of_their_environment(tmp_path):
+    """Each environment of training and evaluation writes its own files."""
+    paths = {"all": [f"{tmp_path}/{{env_index}}"]}
+    node = {"_target_": "test_wrappers.writing", "paths": paths}
+    factory = EnvFactory(EnvConfig(id="CartPole-v1", wrappers=[node]))
+    bounded = BoundedEnvFactory(factory.for_evaluation(), 10)
+    for factories, first in (([factory] * 2, 3), ([bounded] * 2, 0)):
+        PooledVectorEnv(factories, first_env=first).close()
+    names = ["eval-0", "eval-1", "train-3", "train-4"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 def test_declared_stacks_must_fit_their_space():

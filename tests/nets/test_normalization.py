@@ -130,13 +130,17 @@ def test_constant_entries(value):
     assert float(normalizer(other)[:, 0].abs().max()) > 0.5
 
 
-def test_small_deviations_around_a_large_mean():
-    """Statistics are precise enough to scale float32 values with a large mean to std 1."""
+@pytest.mark.parametrize("mean", [1e4, 1e6, -1e6])
+def test_small_deviations_around_a_large_mean(mean):
+    """Float32 values are normalized as in float64, also if float32 would round their mean."""
     normalizer = make_normalizer(LONE)
-    seen = 1e4 + torch.randn(4000, 3)
+    seen = mean + 1.5 * torch.randn(4000, 3)
     for rows in seen.split(100):
         normalizer.update(rows)
     normalized = normalizer(seen)
+    wide = seen.double()
+    expected = ((wide - wide.mean(0)) / wide.std(0, correction=0)).float()
+    torch.testing.assert_close(normalized, expected, rtol=1e-5, atol=1e-5)
     assert normalized.mean(0).abs().max() < 2e-3
     torch.testing.assert_close(normalized.std(0), torch.ones(3), rtol=2e-3, atol=0)
 

@@ -216,7 +216,7 @@ def test_names_of_agents_that_look_like_patterns() -> None:
             r"model\.shared_trunk = True: a centralised critic shares no layers",
         ),
         (
-            {"env.wrappers": [{"_target_": "gymnasium.wrappers.NormalizeReward"}]},
+            {"env.wrappers": [{"_target_": "gymnasium.wrappers.ClipReward", "max_reward": 1}]},
             r"env\.wrappers\[0\] = 'gymnasium.*': changes the mean of the rewards, but agents",
         ),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -249,3 +250,17 @@ def test_tasks_that_are_done_are_not_blamed() -> None:
     assert script.pool.told[-1] == (
         0, "it failed", "and its 0 episodes are repeated with the same seeds",
     )  # fmt: skip
+
+
+def test_tasks_of_workers_that_fail_at_once_are_all_repeated() -> None:
+    """The second failure does not replace the waiting tasks of the first one."""
+    script = Script(3)
+    script.advance(6)
+    assert script.tasks() == [["0", "3"], ["1", "4"], ["2", "5"]]
+    for index in range(3):
+        script.pool.says[index] = WorkerFailedError(index, "it failed")
+    script.advance(6)
+    for index in range(3):
+        script.begun(index)
+    script.advance(6)
+    assert sorted(chain(*script.tasks())) == list("012345")
