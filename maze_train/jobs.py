@@ -391,7 +391,7 @@ class Command(NamedTuple):
 
 COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
-        "check": Command(check, frozenset({"env", "n_check_steps"})),
+        "check": Command(check, frozenset({"n_check_steps"})),
         "compare": Command(compare, frozenset({"runs", "n_resamples"})),
         "export": Command(export, frozenset({"run", "format", "output"})),
         "push": Command(push, frozenset({"run", "repo_id"})),

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from cases import everyday
 from command_lines import CommandLine, maze_run
 from omegaconf import OmegaConf
 from short_runs import PPO as SHORT_PPO
 from short_runs import SMALL
 
+from maze_train import EnvConfig, config_to_dict
 from maze_train.config.options import shipped_root
 from maze_train.core.errors import ConfigError, SpaceError, TrainingError
-from maze_train.jobs import COMMANDS, command_of
+from maze_train.jobs import COMMANDS, command_of, roll_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +88,7 @@ def raises(error: BaseException) -> Callable[[TrainConfig], float]:
         ),
     ],
 )
-def test_what_is_given_is_what_the_runner_gets(
+def test_command_line_overrides_reach_the_config(
     maze_run: CommandLine, argv: tuple[str, ...], values: dict[str, Any]
 ) -> None:
     """Choices and values with or without `+`, numbers with suffixes and underscores, presets."""
@@ -102,62 +102,33 @@ def test_what_is_given_is_what_the_runner_gets(
     ("argv", "message"),
     [
         ((), "algorithm: choose one: algorithm=<name>\n  a2c     Synchronous advantage"),
-        (("algorithm=ppo",), "env: choose one: env=<registered id> or env._target_="),
         (("algoritm=ppo",), "algoritm = 'ppo': unknown; did you mean algorithm? allowed: env"),
-        (("algorithm=ppo", "evn=X-v0"), "evn = 'X-v0': unknown; did you mean env? allowed: env"),
         (("algorithm=pp0",), "algorithm = 'pp0': no such option; did you mean ppo? available:\n"),
         (("experiment=ppo/Cartpole-v1",), "did you mean ppo/CartPole-v1?"),
         (("algorithm=ppo", "env=CartPole-v7"), "no such environment; did you mean CartPole-v1"),
-        (
-            (*PPO, "algorithm.lrr=1"),
-            "algorithm.lrr = 1: unknown; did you mean algorithm.lr? allowed",
-        ),
         ((*PPO, "+seed=0,1"), " +seed=0,1: the value has commas; add -m"),
         ((*PPO, "seed=range(0,3)"), "'seed=range(0,3)' requires --multirun"),
         ((*PPO, "+algorithm.lr=[1"), " +algorithm.lr=[1: cannot be read"),
         ((*PPO, "--config-name", "train", "lr=1"), " lr = 1: unknown; did you mean algorithm.lr?"),
-        ((*PPO, "runner=null"), "runner = 'null': no such option"),
         ((*PPO, "--multi"), "--multi: no such option; did you mean --multirun?"),
         (
             (*PPO, "--learning-rate", "1"),
             "did you mean algorithm.lr? settings are written without dashes",
         ),
-        ((*PPO, "seed=${nothing}"), "seed: Interpolation key 'nothing' not found"),
-        ((*PPO, "seed=???"), "Missing mandatory value: seed"),
         ((*PPO, "~nothing"), "Could not delete from config. 'nothing' does not exist"),
         ((*PPO, "=1"), "=1: expected key=value"),
-        ((*PPO, "~"), "~: expected key=value"),
-        ((*PPO, "~model=0.5"), "model = '0.5': expected the name of an option"),
-        ((*PPO, "++runner=[nan]"), "runner = '[nan]': expected the name of an option"),
         ((*PPO, "experiment=[[1]]"), "experiment = '[[1]]': expected the name of an option"),
-        ((*PPO, "hydra=1"), "hydra = '1': expected the name of an option"),
-        ((*PPO, "hydra/launcher=[[1]]"), "hydra/launcher = '[[1]]': expected the name of"),
         ((*PPO, "-m", "model=range(1,3)"), "model = 'range(1,3)': expected the name of an option"),
         ((*PPO, "hydra.verbose=3"), "hydra.verbose = '3': expected true, false or names"),
         (
             (*PPO, "model.hidden_sizes=[8]", "model.hidden_sizes.a=1"),
             "model.hidden_sizes.a = 1: cannot be set in the configuration: invalid literal",
         ),
-        ((*PPO, "runner.torch_threads=1e308"), "expected a number in [0, 1024]"),
         ((*PPO, "learner_group.n_learners=1e18"), "expected a number in [1, 1024]"),
-        ((*PPO, "learner_group.n_cpus_per_learner=2147483648"), "expected a number in [0, 1024]"),
-        ((*PPO, "model.rnn.size=65536"), "expected a number in [1, 16384]"),
-        ((*PPO, "model.hidden_sizes=[65536]"), "expected a number in [1, 16384]"),
-        (
-            ("algorithm=dqn", "env=CartPole-v1", "algorithm.n_step_returns=9223372036854775807"),
-            "expected a number in [1, 10000]",
-        ),
-        (("algorithm=sac", "algorithm.num_critics=1e6"), "expected a number in [1, 100]"),
-        ((*PPO, "hydra.nothing=1"), "Could not override 'hydra.nothing': Key 'nothing' not in"),
-        ((*PPO, "hydra/launcher=no"), "hydra/launcher = 'no': no such option; available: basic"),
         ((*PPO, f"run_dir={LONG}"), f"run_dir = '{LONG}': the path of "),
-        (("algorithm=bc", f"runner.dataset={LONG}"), "runner.dataset = 'xxx"),
-        ((*ROLLOUT, f"run={LONG}"), f"run = '{LONG}': the path of "),
         (ROLLOUT, "run = None: expected one of run=<directory of a run>, policy=random"),
         ((*ROLLOUT, "run=nowhere"), "run = 'nowhere': there is no saved policy"),
-        ((*RANDOM, "n_episode=3"), "n_episode = 3: unknown; did you mean n_episodes? allowed: run"),
         ((*RANDOM, "algorithm=ppo"), "algorithm: not a group of the primary config (-cn)"),
-        (("CartPole-v1",), "CartPole-v1: expected key=value, such as env=CartPole-v1"),
         (("rolout", "run=a"), "key=value, such as env=CartPole-v1; did you mean rollout?"),
         (
             ("run=a", "rollout"),
@@ -173,17 +144,12 @@ def test_what_is_given_is_what_the_runner_gets(
             (*PPO, "tracking.writers=wandb"),
             "for a shell 'tracking.writers=[{_target_: maze_train.WandbWriter}]'",
         ),
-        (
-            (*PPO, "algorithm.optimizer=AdamW"),
-            "for a shell 'algorithm.optimizer={_target_: torch.optim.AdamW}'",
-        ),
         ((*PPO, "evaluation.metric=eval/return"), "did you mean eval/episode_return_mean?"),
         ((*PPO, "algorithm.desired_kl=0.01"), "did you mean algorithm.lr or algorithm.target_kl?"),
         (
             (*PPO, "algorithm.exploration_fraction=0.1"),
             "did you mean algorithm.epsilon (not available for this choice)?",
         ),
-        (("-cn", "nothing"), "-cn = 'nothing': there is no nothing.yaml in "),
         (
             ("-cn", "compair"),
             "did you mean compare? available: check, compare, export, push, rollout",
@@ -192,26 +158,16 @@ def test_what_is_given_is_what_the_runner_gets(
         (("algorithm=ppo", "env=math:Grid"), "did you mean env._target_=math.Grid?"),
         (("algorithm=my.Config",), "no such option; did you mean algorithm._target_=my.Config?"),
         (
-            (*PPO, "env.wrappers=my.W"),
-            "a list; in YAML wrappers: [{_target_: my.W}], for a shell 'env.wrappers=[{_target_: my"
-            '.W}]\', in Python [{"_target_": "my.W"}]',
-        ),
-        (
             (*PPO, "model.policy=my:Net"),
             "a mapping; in YAML policy: {_target_: my.Net}, for a shell 'model.policy={_target_: my"
             '.Net}\', in Python {"_target_": "my.Net"}',
         ),
         ((*PPO, "env.kwargs=3"), "for a shell 'env.kwargs={key: value}', in Python {"),
-        ((*PPO, "model.rnn=3"), "cell, size, layers; in YAML rnn: {cell: value}, for a shell 'mod"),
         (("--config-dir", "nowhere"), "Additional config directory"),
         (("-cp", "/my", "-cn", "mine"), "--config-path = '/my': replaces the shipped folder"),
-        (
-            ("hydra.job.env_set.A=b",),
-            "is not in struct; to add it, write + before the override",
-        ),
     ],
 )
-def test_a_configuration_error_is_one_message(
+def test_configuration_error_is_one_message_with_exit_code_2(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str], argv: tuple[str, ...], message: str
 ) -> None:
     """Exit code 2 and one message with key, value and remedy; no run starts, no file is created."""
@@ -238,7 +194,7 @@ def test_a_configuration_error_is_one_message(
         (SystemExit(3), 1, "maze-run: error: SystemExit: 3\n", True),
     ],
 )
-def test_the_exit_code_tells_what_happened(
+def test_errors_of_a_run_set_the_exit_code(
     maze_run: CommandLine,
     capfd: pytest.CaptureFixture[str],
     error: BaseException,
@@ -255,7 +211,7 @@ def test_the_exit_code_tells_what_happened(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # restored
 
 
-def test_the_traceback_is_shown_on_demand(
+def test_hydra_full_error_prints_the_traceback(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """HYDRA_FULL_ERROR=1 adds the traceback; a run without a best metric succeeds."""
@@ -268,7 +224,37 @@ def test_the_traceback_is_shown_on_demand(
     assert maze_run(*PPO) == 0
 
 
-def test_a_sweep_runs_every_combination(
+def test_rollout_settings_reach_the_runner(maze_run: CommandLine) -> None:
+    """Training and evaluation use the same syntax; sweeps number the directories of their jobs."""
+    assert maze_run(*RANDOM, "runner=local", "runner.n_workers=2", "n_episodes=1e2") == 0
+    config = maze_run.configs[0]
+    assert (config.policy, config.env) == ("random", EnvConfig(id="CartPole-v1"))
+    assert (config.runner.n_workers, config.n_episodes, config.output_dir) == (2, 100, None)
+    assert maze_run("-m", *RANDOM, "seed=0,100", "hydra.sweep.dir=s") == 0
+    directories = [(config.seed, str(config.output_dir)) for config in maze_run.configs[1:]]
+    assert directories == [(0, str(maze_run.folder / "s/0")), (100, str(maze_run.folder / "s/1"))]
+
+
+def test_stored_rollout_file_repeats_the_rollout(maze_run: CommandLine) -> None:
+    """Values of `rollout.yaml` can be overridden; a custom primary config may extend ours."""
+    assert maze_run(*RANDOM, "runner=local", "seeds=[4,2]") == 0
+    maze_run.write("old/rollout.yaml", yaml.safe_dump(config_to_dict(maze_run.configs[0])))
+    assert maze_run("--config-dir", "old", *ROLLOUT) == 0
+    assert maze_run.configs[1] == maze_run.configs[0]
+    assert maze_run("--config-dir", "old", *ROLLOUT, "runner.n_workers=2") == 0
+    assert maze_run.configs[2].runner.n_workers == 2
+    text = "defaults: [rollout, {override env: CartPole-v1}, _self_]\npolicy: random\nseed: 3\n"
+    maze_run.write("own/mine.yaml", text)
+    assert maze_run("--config-dir", "own", "-cn", "mine", "n_episodes=2") == 0
+    assert maze_run.configs[3].episode_seeds == [3, 4]
+
+
+def test_rollout_job_returns_the_mean_return(maze_run: CommandLine) -> None:
+    """Sweepers optimize the return value of a job."""
+    assert roll_out({"policy": "random", "env": "CartPole-v1"}, None, ())() == 1.0
+
+
+def test_sweep_runs_every_combination_in_numbered_directories(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Each job has a numbered directory below the sweep directory, named by its start time."""
@@ -285,7 +271,7 @@ def test_a_sweep_runs_every_combination(
     assert lines[1] == "maze-run: job 1: algorithm=a2c env=CartPole-v1 seed=1"
 
 
-def test_a_sweep_keeps_a_given_run_directory(maze_run: CommandLine) -> None:
+def test_sweep_uses_given_directories(maze_run: CommandLine) -> None:
     """`run_dir` and `hydra.sweep.dir` given by the user are used."""
     assert maze_run("-m", *PPO, "seed=0,1", "run_dir=a,b", "hydra.sweep.dir=s") == 0
     folders = [str(maze_run.folder / name) for name in "abab"]
@@ -294,14 +280,9 @@ def test_a_sweep_keeps_a_given_run_directory(maze_run: CommandLine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
-    everyday(
-        1,
-        [(ValueError("a bug"), 1), (ConfigError("algorithm.lr", "wrong"), 2), (SystemExit(0), 1)],
-        are_rows=True,
-    ),
+    ("error", "code"), [(ValueError("a bug"), 1), (ConfigError("algorithm.lr", "wrong"), 2)]
 )
-def test_a_failed_job_stops_no_other(
+def test_failed_job_does_not_stop_a_sweep(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str], error: BaseException, code: int
 ) -> None:
     """The error contains number and overrides of the job; the last line counts failed jobs."""
@@ -325,7 +306,7 @@ def test_a_failed_job_stops_no_other(
 @pytest.mark.parametrize(
     ("error", "code", "seeds"), [(ValueError("a bug"), 1, [0, 1]), (KeyboardInterrupt(), 130, [0])]
 )
-def test_how_batches_of_a_sweep_go_on(
+def test_failed_batch_does_not_stop_a_sweep(
     maze_run: CommandLine, error: BaseException, code: int, seeds: list[int]
 ) -> None:
     """After a failure in the first batch the second runs; after an interrupt it does not."""
@@ -354,7 +335,7 @@ def test_how_batches_of_a_sweep_go_on(
         ),
     ],
 )
-def test_a_sweep_is_checked_before_its_first_job(
+def test_sweep_validates_all_jobs_before_the_first_starts(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str], argv: tuple[str, ...], message: str
 ) -> None:
     """One message names all invalid jobs; no job starts, and no file is created."""
@@ -370,7 +351,7 @@ def test_a_sweep_is_checked_before_its_first_job(
 
 
 @pytest.mark.parametrize("directory", ["a/b", "${env.id}/b"])
-def test_the_directory_of_hydra_is_the_run_directory(maze_run: CommandLine, directory: str) -> None:
+def test_hydra_run_dir_is_the_run_directory(maze_run: CommandLine, directory: str) -> None:
     """`hydra.run.dir` contains Hydra's files; `run_dir` has priority; errors leave no directory."""
     own = f"defaults: [train, _self_]\nhydra: {{run: {{dir: '{directory}'}}}}\n"
     maze_run.write("conf/mine.yaml", own)
@@ -390,7 +371,7 @@ def test_the_directory_of_hydra_is_the_run_directory(maze_run: CommandLine, dire
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_is_known_by_its_name_or_its_keys(command: str) -> None:
+def test_primary_config_selects_the_command_by_name_or_keys(command: str) -> None:
     """A custom primary config is assigned to a command by its keys."""
     text = (shipped_root() / f"{command}.yaml").read_text()
     shipped = {key: value for key, value in yaml.safe_load(text).items() if key != "defaults"}
@@ -399,7 +380,7 @@ def test_a_command_is_known_by_its_name_or_its_keys(command: str) -> None:
 
 
 @pytest.mark.parametrize("how", [("--config-dir", "own"), ("hydra.searchpath=[own]",)])
-def test_files_of_the_user_are_options(maze_run: CommandLine, how: tuple[str, ...]) -> None:
+def test_user_config_directory_adds_options(maze_run: CommandLine, how: tuple[str, ...]) -> None:
     """A custom algorithm, environment and network require no registration."""
     maze_run.write("my_package_of_algorithms.py", OWN_ALGORITHM)
     target = "my_package_of_algorithms.MyConfig"
@@ -415,7 +396,7 @@ def test_files_of_the_user_are_options(maze_run: CommandLine, how: tuple[str, ..
     assert config.model.hidden_sizes == [9]
 
 
-def test_files_of_the_user_are_named_in_messages(
+def test_errors_suggest_options_of_the_user_config_directory(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Errors suggest the user's options, and name a broken file."""
@@ -434,7 +415,7 @@ def test_files_of_the_user_are_named_in_messages(
 
 
 @pytest.mark.parametrize("line", ["/algorithm: pppo", "/algorithms: ppo", "algorithm: ppo"])
-def test_a_wrong_override_in_a_file_is_named_with_its_line(
+def test_invalid_override_in_a_file_is_reported_with_its_line(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str], line: str
 ) -> None:
     """The option does not exist, the group does not exist, or the slash is missing."""
@@ -445,7 +426,7 @@ def test_a_wrong_override_in_a_file_is_named_with_its_line(
     assert told in capfd.readouterr().err
 
 
-def test_a_primary_config_and_groups_of_the_user(
+def test_user_primary_config_and_groups_extend_ours(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A custom primary config extends ours and may have its own groups."""
@@ -467,7 +448,7 @@ def test_a_primary_config_and_groups_of_the_user(
     assert maze_run.configs[1].total_steps == 2
 
 
-def test_values_of_the_user_are_read_by_interpolations_only(maze_run: CommandLine) -> None:
+def test_vars_define_values_for_interpolations(maze_run: CommandLine) -> None:
     """`vars` defines values for interpolations, in files and on the command line."""
     text = "# @package _global_\nvars: {size: 7}\nmodel: {hidden_sizes: ['${vars.size}']}\n"
     maze_run.write("own/experiment/mine.yaml", text)
@@ -482,7 +463,7 @@ def test_values_of_the_user_are_read_by_interpolations_only(maze_run: CommandLin
 
 
 @pytest.mark.parametrize(("name", "writer"), [("wandb", "WandbWriter"), ("mlflow", "MLflowWriter")])
-def test_services_are_options(maze_run: CommandLine, name: str, writer: str) -> None:
+def test_tracking_options_add_writers(maze_run: CommandLine, name: str, writer: str) -> None:
     """`tracking=wandb` and `tracking=mlflow` add a writer; other settings can be overridden."""
     assert maze_run(*PPO, f"tracking={name}", "tracking.csv=false") == 0
     tracking = maze_run.configs[0].tracking
@@ -490,7 +471,7 @@ def test_services_are_options(maze_run: CommandLine, name: str, writer: str) -> 
 
 
 @pytest.mark.slow
-def test_log_lines_are_shown_on_demand(tmp_path: Path) -> None:
+def test_hydra_verbose_prints_debug_messages(tmp_path: Path) -> None:
     """`hydra.verbose` shows debug messages of all packages, or of the named logger."""
     argv = [f"{key}={value}" for key, value in {**SMALL, **SHORT_PPO, "total_steps": 32}.items()]
     for verbose, packages in (("true", {"envs", "run", "training"}), ("maze_train.run", {"run"})):
@@ -500,12 +481,10 @@ def test_log_lines_are_shown_on_demand(tmp_path: Path) -> None:
         assert set(re.findall(r"\[maze_train\.(\w+)\]\[DEBUG\]", told.stderr)) == packages
 
 
-def test_the_file_of_a_run_repeats_it(
+def test_stored_config_repeats_the_run(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A saved configuration is a primary config: values can be overridden, choices cannot."""
-    from maze_train.core.conversion import config_to_dict
-
     assert maze_run(*PPO, "seed=3", "algorithm.lr={start: 1e-5, end: 0}") == 0
     text = OmegaConf.to_yaml(OmegaConf.create(config_to_dict(maze_run.configs[0])))
     maze_run.write("run/config.yaml", text)
@@ -523,24 +502,18 @@ def test_the_file_of_a_run_repeats_it(
     ("line", "completed"),
     [
         ("maze-run env=CartP", "env=CartPole-v0 env=CartPole-v1"),
-        ("maze-run +algorithm=ppo seed=1 env=LunarLander-", "env=LunarLander-v3"),
         ("maze-run experiment=ppo/CartPole", "experiment=ppo/CartPole-v1"),
         ("maze-run algorithm=ppo algorithm.gae_", "algorithm.gae_lambda="),
         ("maze-run runner=lo", "runner=local"),
         ("maze-run -cn se", "search"),
-        ("maze-run -cn rollout n_epi", "n_episodes="),
         ("maze-run rollout n_epi", "n_episodes="),
-        ("maze-run -cn compare ru", "runs="),
-        ("maze-run algorithm=ppo callb", "callbacks="),
-        ("maze-run algorithm=ppo env.wra", "env.wrappers="),
         ("maze-run algorithm=ppo polic", "policies= policies_to_train="),
-        ("maze-run algorithm=ppo runn", "runner="),
         ("maze-run --ver", "--version"),
         ("maze-run resume=ol", "resume=older/"),
         ("maze-run algorithm=pppo runner.", ""),
     ],
 )
-def test_the_shell_completes_choices_and_keys(
+def test_shell_completion_lists_options_and_keys(
     maze_run: CommandLine,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -558,7 +531,7 @@ def test_the_shell_completes_choices_and_keys(
     assert all(word.startswith(line.split(" ")[-1]) for word in words)
 
 
-def test_questions_are_answered_without_a_run(
+def test_completion_script_and_cfg_print_without_running(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """`-sc` prints the completion script and `--cfg` the settings; `--cfg` requires a value."""
@@ -574,7 +547,7 @@ def test_questions_are_answered_without_a_run(
     assert maze_run.configs == []
 
 
-def test_a_working_directory_that_was_removed(
+def test_removed_working_directory_is_one_error(
     maze_run: CommandLine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One message and exit code 2."""

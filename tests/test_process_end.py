@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import pty
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import pytest
 from leftovers import left_in, members
+
+from maze_train.data.datasets import open_dataset
 
 pytestmark = pytest.mark.slow
 
@@ -63,12 +66,11 @@ class Process:
         self.output += chunk.decode(errors="replace")
         return bool(chunk)
 
-    def wait_for(self, pattern: str) -> float:
-        """Read until the output matches a pattern; return the seconds since the start."""
+    def wait_for(self, pattern: str) -> None:
+        """Read until the output matches a pattern."""
         while not re.search(pattern, self.output):
             assert time.monotonic() - self.started < STARTUP_S, self.output
             assert self.read(0.1), self.output
-        return time.monotonic() - self.started
 
     def end(self) -> int:
         """Read to the end of the output; return the exit code."""
@@ -115,7 +117,7 @@ DEV = ("runner=dev",)
 
 
 @pytest.mark.exhaustive
-def test_how_a_run_ends_by_itself(start: Start, tmp_path: Path) -> None:
+def test_finished_run_leaves_no_process(start: Start, tmp_path: Path) -> None:
     """The outcome is printed, modules in the working directory are found, no process remains."""
     (tmp_path / "near.py").write_text("from own_envs import SpacesEnv as Near\n")
     env = ("env=default", "env._target_=near.Near", "total_steps=2048")
@@ -137,19 +139,17 @@ def test_how_a_run_ends_by_itself(start: Start, tmp_path: Path) -> None:
     ],
     ids=["ctrl-c, pipe", "sigterm", "ctrl-c, terminal"],
 )
-def test_a_run_that_is_asked_to_end(
+def test_signals_end_a_run_with_summary_and_exit_code(
     start: Start, tmp_path: Path, runner: tuple[str, ...], number: int, code: int, terminal: bool
 ) -> None:
-    """All processes end in 5 s, with a summary and without a traceback."""
+    """All processes end, with a summary and without a traceback."""
     process = start(*ENDLESS, *runner, terminal=terminal)
-    patience = max(5.0, process.wait_for(r"epoch +[1-9]"))  # a busy machine is slow at the end, too
+    process.wait_for(r"epoch +[1-9]")
     if number == signal.SIGINT:
         os.killpg(process.popen.pid, number)
     else:
         process.popen.terminate()
-    asked = time.monotonic()
     assert process.end() == code
-    assert time.monotonic() - asked < patience
     assert stop_reason(tmp_path) == "interrupted"
     assert f"maze-run: {'interrupted' if code == 130 else 'terminated'}" in process.output
     assert "Traceback" not in process.output
@@ -159,7 +159,7 @@ def test_a_run_that_is_asked_to_end(
 
 
 @pytest.mark.exhaustive
-def test_a_terminal_that_is_closed(start: Start, tmp_path: Path) -> None:
+def test_sighup_saves_and_exits_with_129(start: Start, tmp_path: Path) -> None:
     """After SIGHUP and without a terminal, the run saves and exits with code 129."""
     process = start(*ENDLESS, *LOCAL, terminal=True)
     process.wait_for(r"epoch +[1-9]")
@@ -173,7 +173,7 @@ def test_a_terminal_that_is_closed(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_reader_that_goes_away(start: Start, tmp_path: Path) -> None:
+def test_run_continues_when_stdout_is_closed(start: Start, tmp_path: Path) -> None:
     """A run whose standard output is closed, as by `| head -1`, continues to its end."""
     process = start(*ENDLESS, "total_steps=20000")
     process.wait_for(r"epoch +[1-9]")
@@ -183,7 +183,7 @@ def test_a_reader_that_goes_away(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_main_process_is_killed(start: Start) -> None:
+def test_workers_exit_when_the_main_process_is_killed(start: Start) -> None:
     """The workers notice that the main process has died, and exit."""
     process = start(*ENDLESS, *LOCAL)
     process.wait_for(r"epoch +[1-9]")
@@ -191,6 +191,44 @@ def test_the_main_process_is_killed(start: Start) -> None:
     process.popen.kill()
     process.popen.wait()
     assert left_in(process.popen.pid) == {}
+
+
+EVALUATE = (
+    "rollout", "policy=random", "env=CartPole-v1", "n_episodes=10_000_000", "output_dir=out",
+    "record=true", "max_episode_steps=20",
+)  # fmt: skip
+
+
+@pytest.mark.exhaustive
+def test_interrupted_rollout_keeps_finished_episodes(start: Start, tmp_path: Path) -> None:
+    """Finished episodes are complete, even if one with a smaller number is not finished."""
+    process = start(*EVALUATE, *LOCAL)
+    process.wait_for(r"episode +[1-9]\d*/")
+    os.killpg(process.popen.pid, signal.SIGINT)
+    assert process.end() == 130
+    assert left_in(process.popen.pid) == {}
+    rows = list(csv.DictReader((tmp_path / "out/evaluation.csv").read_text().splitlines()))
+    assert all(None not in row.values() for row in rows)
+    numbers = [int(row["number"]) for row in rows]
+    assert numbers == sorted(set(numbers))
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert (summary["stop_reason"], summary["episodes"]) == ("interrupted", len(rows))
+    assert len(open_dataset(tmp_path / "out/trajectories")) >= len(rows) > 0
+    assert "maze-run: interrupted" in process.output
+    assert "Traceback" not in process.output
+
+
+@pytest.mark.exhaustive
+def test_killed_rollout_keeps_rows_of_finished_episodes(start: Start, tmp_path: Path) -> None:
+    """The last row may be incomplete; there is no summary."""
+    process = start(*EVALUATE)
+    process.wait_for(r"episode +[1-9]\d*/")
+    process.popen.kill()
+    assert process.end() == -signal.SIGKILL
+    _, *rows, _ = (tmp_path / "out/evaluation.csv").read_text().split("\n")
+    assert [int(row.split(",")[0]) for row in rows] == list(range(len(rows)))
+    assert len(rows) >= int(re.findall(r"episode +(\d+)/", process.output)[-1]) > 0
+    assert not (tmp_path / "out/summary.json").exists()
 
 
 UNGUARDED = """
@@ -205,7 +243,7 @@ maze_train.train("CartPole-v1", "a2c", run_dir="second", **local, **short)
 
 
 @pytest.mark.exhaustive
-def test_a_script_without_guard(tmp_path: Path) -> None:
+def test_spawned_workers_of_an_unguarded_script_raise(tmp_path: Path) -> None:
     """Workers, which import the script, do not train; one message explains the missing guard."""
     script = tmp_path / "script.py"
     script.write_text(UNGUARDED)

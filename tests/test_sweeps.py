@@ -24,7 +24,6 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback as HydraCallback
 from leftovers import left_of, run_owner
-from omegaconf import OmegaConf
 from other_launcher import other_launcher
 from run_files import write_run
 from short_runs import PPO, SMALL
@@ -32,7 +31,6 @@ from short_runs import PPO, SMALL
 from maze_train import Callback
 from maze_train.cli import main
 from maze_train.core.files import exclusive
-from maze_train.jobs import _given_directory
 from maze_train.workers.backends import SIGNALS, signals_later
 
 if TYPE_CHECKING:
@@ -95,27 +93,27 @@ def run_of_seed(config: TrainConfig) -> float:
 
 
 @pytest.mark.parametrize("launcher", everyday(1, [(), LOCAL]))
-def test_a_sweep_ends_with_its_comparison(
+def test_sweep_writes_comparison_and_table_with_failed_jobs(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str], launcher: tuple[str, ...]
 ) -> None:
     """The comparison is saved and printed, with failed jobs, for every launcher."""
     maze_run.train = run_of_seed
     assert maze_run(*SWEEP, *launcher, "seed=0,1,2,3") == 1
     output = capfd.readouterr()
-    assert "  ppo           3     1k  0:00:10        1.67  1.67 range [0.0000, 3.00]" in output.out
+    assert ",1.6666666666666667," in (maze_run.folder / "s/comparison.csv").read_text()
     label = "job 1 (algorithm=ppo env=CartPole-v1 seed=1)"
     assert f"  s: {label}: ValueError: a bug" in output.out
     assert f"maze-run: error: {label}: ValueError: a bug\n" in output.err
     assert output.err.endswith("maze-run: 1 of 4 jobs failed\n")
-    rows = (maze_run.folder / "s/jobs.csv").read_text().splitlines()
-    settings = "algorithm=ppo env=CartPole-v1 seed"
-    assert rows == [
-        "job,settings,run_dir,objective,error",
-        f"0,{settings}=0,0,0.0,",
-        f"1,{settings}=1,1,NaN,ValueError: a bug",
-        f"2,{settings}=2,2,2.0,",
-        f"3,{settings}=3,3,3.0,",
-    ]
+    rows = list(csv.DictReader((maze_run.folder / "s/jobs.csv").read_text().splitlines()))
+    assert rows[1] == {
+        "job": "1",
+        "settings": "algorithm=ppo env=CartPole-v1 seed=1",
+        "run_dir": "1",
+        "objective": "NaN",
+        "error": "ValueError: a bug",
+    }
+    assert [row["objective"] for row in rows] == ["0.0", "NaN", "2.0", "3.0"]
     files = maze_run.files()
     assert {f"s/comparison.{kind}" for kind in ("csv", "md", "png")} < set(files)
     logs = [name for name in files if name.endswith(".log")]
@@ -129,7 +127,7 @@ def test_a_sweep_ends_with_its_comparison(
 @pytest.mark.parametrize(
     ("launcher", "directory"), [((), "a b"), (LOCAL, "s/${env.id}"), ((), None)]
 )
-def test_a_sweep_whose_jobs_change_the_directory(
+def test_sweep_files_stay_in_the_sweep_directory_with_chdir(
     maze_run: CommandLine, launcher: tuple[str, ...], directory: str | None
 ) -> None:
     """Table and comparison are in the sweep directory, and contain all runs."""
@@ -155,7 +153,7 @@ class Stopped(datetime):
         return cls(2026, 1, 2, 3, 4, 5)
 
 
-def test_two_at_the_same_time(
+def test_simultaneous_sweeps_use_separate_directories(
     maze_run: CommandLine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Sweeps that start in the same second have separate directories; a directory has one sweep."""
@@ -191,7 +189,7 @@ class PreemptOnce(Callback):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["other", "submitit_local"])
-def test_a_preempted_job_is_continued(
+def test_preempted_job_resumes_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_launcher: str, launcher: str
 ) -> None:
     """The handler of its launcher is called once a checkpoint is saved; the restart resumes."""
@@ -228,7 +226,7 @@ class StopOnce(Callback):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", everyday(1, [(), LOCAL[:1]]))
-def test_an_interrupted_sweep_is_continued(
+def test_printed_command_resumes_an_interrupted_sweep(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -274,7 +272,7 @@ class Ends(HydraCallback):
 
 
 @pytest.mark.parametrize("given", [(), ("-m",), ("-m", *LOCAL), ("-m", "hydra/launcher=other")])
-def test_callbacks_of_hydra_see_failures(
+def test_hydra_callbacks_receive_failures(
     maze_run: CommandLine,
     capfd: pytest.CaptureFixture[str],
     other_launcher: str,
@@ -294,7 +292,7 @@ def test_callbacks_of_hydra_see_failures(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["other", "joblib", "submitit_local"])
-def test_a_sweep_of_any_launcher_ends_with_its_table(
+def test_every_launcher_writes_table_and_comparison(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -321,7 +319,7 @@ def test_a_sweep_of_any_launcher_ends_with_its_table(
     assert "maze-run: error: job 1 (" in output.err
 
 
-def test_a_launcher_of_the_same_name_is_named(
+def test_launcher_of_the_same_name_is_replaced_with_a_note(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str], other_launcher: str
 ) -> None:
     """Our launcher runs the jobs, and a note is printed; the other one is restored afterwards."""
@@ -344,7 +342,7 @@ def test_a_launcher_of_the_same_name_is_named(
         are_rows=True,
     ),
 )
-def test_runs_of_a_sweep_are_named_after_what_differs(
+def test_sweep_names_runs_by_varied_settings(
     maze_run: CommandLine, varied: str, names: list[str]
 ) -> None:
     """The name contains only settings that differ and is a valid path; all runs share a group."""
@@ -357,7 +355,7 @@ def test_runs_of_a_sweep_are_named_after_what_differs(
     assert (last.name, last.group) == ("", "")
 
 
-def test_runs_are_compared_by_a_command(
+def test_compare_command_accepts_directories_and_lists(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The command accepts one directory or a list; each error is one message."""
@@ -365,36 +363,16 @@ def test_runs_are_compared_by_a_command(
     write_run(maze_run.folder / "b", [1.0, 3.0], seed=1)
     compare = ("-cn", "compare", "output=o")
     assert maze_run(*compare, "runs=[a,b]", "threshold=5") == 0
-    output = capfd.readouterr().out
-    assert "1 of 2" in output
-    assert output.endswith(f"results: {maze_run.folder / 'o'}\n")
-    assert maze_run(*compare, "runs=a", "bounds={CartPole-v1: [0, 10]}") == 0
-    assert "all environments\n  algorithm  runs  final mean" in capfd.readouterr().out
-    for wrong, message in (
-        ("runs=c", "runs = 'c': no run found"),
-        ("run=a", "run = 'a': unknown; did you mean runs?"),
-    ):
-        assert maze_run(*compare, wrong) == 2
-        assert f"maze-run: error: {message}" in capfd.readouterr().err
+    assert capfd.readouterr().out.endswith(f"results: {maze_run.folder / 'o'}\n")
+    assert maze_run(*compare, "runs=c") == 2
+    assert "maze-run: error: runs = 'c': no run found" in capfd.readouterr().err
     assert maze_run(*compare, "--cfg", "job") == 0
     assert "n_resamples: 10000" in capfd.readouterr().out
     assert maze_run.configs == []
 
 
-def test_jobs_are_forked_after_imports(
-    maze_run: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process of the command imports modules once for all parallel jobs."""
-    name = "torch.utils.tensorboard"
-    monkeypatch.delitem(sys.modules, name, raising=False)
-    maze_run.train = lambda config: float(name in sys.modules)
-    assert maze_run(*SWEEP, *LOCAL, "seed=0,1") == 0
-    rows = (maze_run.folder / "s/jobs.csv").read_text().splitlines()[1:]
-    assert [row.split(",")[-2] for row in rows] == ["1.0", "1.0"]
-
-
 @pytest.mark.parametrize("launcher", everyday(1, [LOCAL, LOCAL[:1]]), ids=["two", "one per core"])
-def test_jobs_run_at_the_same_time(
+def test_parallel_jobs_are_limited_by_n_jobs_with_one_gpu_each(
     maze_run: CommandLine, monkeypatch: pytest.MonkeyPatch, launcher: tuple[str, ...]
 ) -> None:
     """At most `n_jobs` run in parallel, each with one GPU; the others wait."""
@@ -436,7 +414,7 @@ def test_jobs_run_at_the_same_time(
     ),
     ids=["killed", "terminated", "gone", "exit"],
 )
-def test_a_job_that_is_lost_stops_no_other(
+def test_lost_job_does_not_stop_a_sweep(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str], end: object, reason: str
 ) -> None:
     """The error says how the process ended."""
@@ -449,7 +427,9 @@ def test_a_job_that_is_lost_stops_no_other(
     assert "maze-run: job 1: done in " in output.out
 
 
-def test_a_signal_ends_all_jobs(maze_run: CommandLine, capfd: pytest.CaptureFixture[str]) -> None:
+def test_signal_ends_all_jobs_of_a_sweep(
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The signal is forwarded to running jobs; no other job starts."""
     both = FORK.Barrier(2)
 
@@ -462,13 +442,12 @@ def test_a_signal_ends_all_jobs(maze_run: CommandLine, capfd: pytest.CaptureFixt
 
     maze_run.train = train
     assert maze_run(*SWEEP, *LOCAL, "seed=0,1,2") == 143
-    text = capfd.readouterr().err
-    assert [f"job {i} (" in text for i in range(3)] == [True, True, False]
-    assert text.count("ended by SIGTERM\n") == 2
-    assert text.endswith("maze-run: terminated\n")
+    assert capfd.readouterr().err.endswith("maze-run: terminated\n")
+    rows = csv.DictReader((maze_run.folder / "s/jobs.csv").read_text().splitlines())
+    assert [row["error"] for row in rows] == ["ended by SIGTERM"] * 2
 
 
-def test_an_error_of_the_sweep_ends_all_jobs(
+def test_failing_sweep_ends_all_jobs(
     maze_run: CommandLine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """All jobs end if the sweep itself fails."""
@@ -490,7 +469,7 @@ def test_an_error_of_the_sweep_ends_all_jobs(
     assert ",0,NaN,ended by SIGTERM\n" in (maze_run.folder / "s/jobs.csv").read_text()
 
 
-def test_a_job_that_takes_no_signal_is_killed(
+def test_third_signal_kills_a_job_that_ignores_signals(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The third signal kills the job with its child processes."""
@@ -517,7 +496,7 @@ def test_a_job_that_takes_no_signal_is_killed(
 
 
 @pytest.mark.slow
-def test_jobs_end_with_their_sweep(tmp_path: Path) -> None:
+def test_killed_sweep_ends_its_jobs(tmp_path: Path) -> None:
     """Jobs end even if the sweep is killed."""
     package = str(Path(__file__).parents[1])
     code = OWNER.format(package=package, folder=str(tmp_path), arguments=[*SWEEP, *LOCAL])
@@ -527,7 +506,7 @@ def test_jobs_end_with_their_sweep(tmp_path: Path) -> None:
         assert left_of(pids, PATIENCE_S) == []
 
 
-def test_a_wrong_number_of_jobs(maze_run: CommandLine, capfd: pytest.CaptureFixture[str]) -> None:
+def test_negative_n_jobs_raises(maze_run: CommandLine, capfd: pytest.CaptureFixture[str]) -> None:
     """One message, and no job runs."""
     assert maze_run(*SWEEP, *LOCAL[:1], "hydra.launcher.n_jobs=-1", "seed=0,1") == 2
     error = "maze-run: error: hydra.launcher.n_jobs = -1: expected a number >= 0\n"
@@ -535,25 +514,7 @@ def test_a_wrong_number_of_jobs(maze_run: CommandLine, capfd: pytest.CaptureFixt
     assert maze_run.configs == []
 
 
-@pytest.mark.parametrize(
-    ("composed", "expected"),
-    [
-        ({"resume": "/a"}, "/a"),
-        ({"resume": "/a/checkpoints/epoch_000001"}, "/a"),
-        ({"resume": "auto", "run_dir": "b"}, "b"),
-        ({"resume": "auto", "run_dir": None}, None),
-    ],
-)
-def test_where_the_results_of_a_job_are(composed: dict[str, Any], expected: str | None) -> None:
-    """A resumed run stays in its directory, which the comparison reads."""
-    config = OmegaConf.create(composed)
-    found = _given_directory(
-        lambda key: OmegaConf.select(config, key, throw_on_resolution_failure=False)
-    )
-    assert found == expected
-
-
-def test_runs_that_are_continued_at_checkpoints_are_compared(
+def test_sweep_compares_directories_of_resumed_runs(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The sweep compares the directories of the resumed runs."""
@@ -565,7 +526,7 @@ def test_runs_that_are_continued_at_checkpoints_are_compared(
     assert "ppo           2     1k" in capfd.readouterr().out
 
 
-def test_signals_that_were_blocked_stay_blocked() -> None:
+def test_signals_later_keeps_blocked_signals_blocked() -> None:
     """Leaving nested `signals_later` blocks keeps signals blocked that were blocked before."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     try:
@@ -620,7 +581,7 @@ def test_signals_that_were_blocked_stay_blocked() -> None:
     ],
     ids=["values", "environments", "parameters", "experiments", "runners"],
 )
-def test_names_of_a_sweep_contain_plain_keys(
+def test_override_dirname_contains_plain_keys(
     maze_run: CommandLine, given: tuple[str, ...], names: list[str]
 ) -> None:
     """Keys that exist in the configurations of all jobs have no `++`; other keys require it."""
