@@ -161,7 +161,6 @@ from maze_train.envs.agents import MultiAgentEnv as MultiAgentEnv
 from maze_train.envs.agents import Turn as Turn
 from maze_train.envs.atari import AtariPreprocessing as AtariPreprocessing
 from maze_train.envs.atari import EpisodicLifeWrapper as EpisodicLifeWrapper
-from maze_train.envs.atari import SignRewardWrapper as SignRewardWrapper
 from maze_train.envs.autoreset import SequentialVectorEnv as SequentialVectorEnv
 from maze_train.envs.config import EnvConfig as EnvConfig
 from maze_train.envs.factory import EnvFactory as EnvFactory
@@ -176,7 +175,6 @@ from maze_train.envs.wrappers import ObservationStackWrapper as ObservationStack
 from maze_train.envs.wrappers import RandomResetWrapper as RandomResetWrapper
 from maze_train.envs.wrappers import RewardScalingWrapper as RewardScalingWrapper
 from maze_train.envs.wrappers import SelectEntriesWrapper as SelectEntriesWrapper
-from maze_train.envs.wrappers import ShrinkImagesWrapper as ShrinkImagesWrapper
 from maze_train.functional.value_transforms import ReduceScaleValueTransform as ReduceScaleValueTransform
 from maze_train.functional.value_transforms import ValueTransform as ValueTransform
 from maze_train.functional.value_transforms import scalar_to_support as scalar_to_support

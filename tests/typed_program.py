@@ -73,14 +73,6 @@ class Levels(maze_train.DiscretizeActionsWrapper):
         return found
 
 
-class Crop(maze_train.ShrinkImagesWrapper):
-    """Wrapper with another conversion of observations."""
-
-    def observation(self, observation: Image) -> Image:
-        found: Image = super().observation(observation)
-        return found[:8]
-
-
 class Batch(maze_train.PooledVectorEnv):
     """Vector environment with a checked step."""
 

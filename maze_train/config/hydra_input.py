@@ -526,7 +526,7 @@ def _missing_config(error: MissingConfigException, folders: Sequence[str]) -> Co
 
 def _unknown_environment(env_id: str, folders: Sequence[str]) -> ConfigError:
     from maze_train.envs.pettingzoo import nearest_names
-    from maze_train.envs.registered import known_about, missing_package, nearest_ids
+    from maze_train.envs.registered import missing_package, nearest_ids
 
     missing = missing_package(env_id)
     if missing is not None:
@@ -544,7 +544,7 @@ def _unknown_environment(env_id: str, folders: Sequence[str]) -> ConfigError:
     return ConfigError(
         "env",
         f"no such environment{hint} Use a registered gymnasium id, `my_module:MyEnv-v0` to "
-        f"import a module first, or env._target_=<class or function>{known_about(env_id)}",
+        f"import a module first, or env._target_=<class or function>",
         env_id,
     )
 

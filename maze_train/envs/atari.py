@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, SupportsFloat
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.utils import seeding
-from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
+from gymnasium.wrappers import ClipReward, OrderEnforcing, PassiveEnvChecker
 
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, EnvError
@@ -243,21 +243,6 @@ class EpisodicLifeWrapper(ContinuingWrapper):
         return obs, reward, terminated or lost, truncated, info
 
 
-class SignRewardWrapper(gymnasium.RewardWrapper[Any, Any]):
-    """Replaces rewards by their sign, -1.0, 0.0 or 1.0 (Mnih et al., 2015); for training only.
-
-    Args:
-        env: The environment.
-    """
-
-    remembers: ClassVar = ()
-
-    def reward(self, reward: SupportsFloat) -> float:
-        """Return the sign of a reward."""
-        value = float(reward)
-        return float((value > 0.0) - (value < 0.0))
-
-
 def lives_of(info: dict[str, Any]) -> int:
     """Return the number of lives in an info."""
     if "lives" not in info:
@@ -391,4 +376,5 @@ class AtariGames:
     @staticmethod
     def for_training(env: Env) -> Env:
         """Add the wrappers that change episodes and rewards in training."""
-        return SignRewardWrapper(EpisodicLifeWrapper(env))
+        # The rewards of games are integers, so that clipping leaves their signs.
+        return ClipReward(EpisodicLifeWrapper(env), -1.0, 1.0)

@@ -118,7 +118,7 @@ class EnvFactory(NumberedFactory):
         """Build a new environment.
 
         The wrappers are applied in this order, innermost first: Atari preprocessing and `wrappers`;
-        in training also `MonitoringWrapper`, `EpisodicLifeWrapper` and `SignRewardWrapper` of Atari
+        in training also `MonitoringWrapper`, `EpisodicLifeWrapper` and `ClipReward` of Atari
         games, and `training_wrappers`.
 
         Raises:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
 from multiprocessing import parent_process
 from typing import Any
 
@@ -129,65 +126,7 @@ def import_env_module(env_id: str) -> None:
     import_for_id(env_id, module_of_id(env_id), "env.id")
 
 
-def known_about(env_id: str) -> str:
-    """Return a hint about an unregistered id as a sentence; "" if there is no hint."""
-    module, _, name = env_id.rpartition(":")
-    if _is_of_old_gym(name):
-        return (
-            f". The old gym has this id: env=shimmy:GymV21Environment-v0 env.kwargs.env_id={name} "
-            "(pip install shimmy)"
-        )
-    calls = [call for call in dir(sys.modules.get(module)) if _registers(module, call)]
-    if calls:
-        return (
-            f". {module}.{calls[0]}() may register this id: create a module such as my_envs.py "
-            f"with `import {module}; {module}.{calls[0]}()`, and set env=my_envs:{name}"
-        )
-    package = "" if module else _package_of(name)
-    if package:
-        return f". The package {package} is installed; to import it first, set env={package}:{name}"
-    if parent_process() is not None and not module:
-        return (
-            ". Worker processes do not see registrations of a script: register the id in a module "
-            f"such as my_envs.py, and set env=my_envs:{name}"
-        )
-    return ""
-
-
-def _is_of_old_gym(name: str) -> bool:
-    """Whether an id is registered in the old package gym; False if gym is not imported."""
-    gym = sys.modules.get("gym")
-    with suppress(Exception):  # The error for unknown ids depends on the version of gym.
-        return gym is not None and bool(gym.spec(name))
-    return False
-
-
-def _registers(module: str, name: str) -> bool:
-    """Whether a module attribute is a function of its package that may register environments."""
-    found = vars(sys.modules[module]).get(name) if name.startswith("register") else None
-    package = module.partition(".")[0]
-    return inspect.isfunction(found) and found.__module__.partition(".")[0] == package
-
-
-def _package_of(name: str) -> str:
-    """Return an installed module that depends on Gymnasium and whose name resembles an id."""
-    for module, packages in metadata.packages_distributions().items():
-        parts = [part for part in module.lower().split("_") if len(part) >= MIN_PART]
-        if module not in OURS and any(part in name.lower() for part in parts):
-            needed = [line for package in packages for line in metadata.requires(package) or ()]
-            if any(re.match(r"gym(nasium)?\b", line) for line in needed):
-                return module
-    return ""
-
-
-OURS = ("maze_train", ATARI.module, *(each.module for each in OTHERS))
-"""Modules whose ids are already registered."""
-
-MIN_PART = 4
-"""Minimum length of a part of a module's name to be compared with an id."""
-
 REMEDIES = (
-    ("gymnasium-robotics", "", "use version 4 or newer of this environment"),
     ("box2d", "Box2D", 'pip install "maze-train[box2d]"'),
     ("mujoco", "mujoco", 'pip install "maze-train[mujoco]"'),
 )
@@ -209,7 +148,11 @@ def registered_failure(env_id: str, config: EnvConfig, error: BaseException) -> 
     if isinstance(error, (UnregisteredEnv, DeprecatedEnv)):
         close = nearest_ids(env_id)
         hint = f"; nearest ids: {', '.join(close)}" if close else ""
-        hint += known_about(env_id)
+        if parent_process() is not None and ":" not in env_id:
+            hint += (
+                ". Worker processes do not see registrations of a script: register the id in a "
+                f"module such as my_envs.py, and set env=my_envs:{env_id}"
+            )
         return ConfigError("env.id", f"{str(error).rstrip('.')}{hint}", env_id)
     if isinstance(error, (DependencyNotInstalled, ImportError)):
         return missing_dependency(env_id, error)
@@ -231,7 +174,7 @@ def missing_dependency(env_id: str, error: Exception) -> MazeTrainError:
     remedies = [
         f"; {advice}"
         for word, module, advice in REMEDIES
-        if word in text.lower() and not (module and importlib.util.find_spec(module))
+        if word in text.lower() and not importlib.util.find_spec(module)
     ]
     return ConfigError("env.id", f"{text}{remedies[0] if remedies else ''}", env_id)
 

@@ -23,14 +23,7 @@ from maze_train.envs.monitoring import FRAME_STACK, described_metadata, mask_siz
 from maze_train.envs.types import Env, Reset, Space, Step, Wrapper
 from maze_train.envs.vector import Array, column_writer
 from maze_train.spaces.agents import AGENTS, agent_spaces
-from maze_train.spaces.describe import (
-    MASK_KEY,
-    FlatView,
-    image_layout,
-    is_image,
-    is_mask_key,
-    join_keys,
-)
+from maze_train.spaces.describe import MASK_KEY, FlatView, is_mask_key, join_keys
 from maze_train.spaces.masks import LegalChoices, random_action
 
 RANDOM_RESET_ATTEMPTS = 100
@@ -334,65 +327,6 @@ class ObservationStackWrapper(Wrapper):
         for key, stack in self._stacks.items():
             leaves[key] = stack.copy()
         return self._view.build(leaves)
-
-
-class ShrinkImagesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Shrinks images by averaging blocks of `factor` x `factor` pixels.
-
-    Incomplete blocks at the bottom and right are cropped. Images are detected by `is_image`, in all
-    parts of Dict, Tuple and multi-agent observations.
-
-    Args:
-        env: The environment.
-        factor: Side length of a block in pixels, >= 1.
-
-    Raises:
-        ConfigError: If the factor is out of range, or an image becomes too small.
-        SpaceError: If there is no image.
-    """
-
-    remembers: ClassVar = ()
-
-    def __init__(self, env: Env, factor: int) -> None:
-        super().__init__(env)
-        check_at_least("factor", factor, 1)
-        self.factor = factor
-        self._view = FlatView(env.observation_space)
-        leaves = dict(self._view.leaves)
-        self._rows: dict[str, int] = {}
-        """Axis of the image rows; the next axis contains the columns."""
-        for key, leaf in self._view.leaves.items():
-            if isinstance(leaf, spaces.Box) and is_image(leaf):
-                is_last = image_layout(leaf).channels_last
-                self._rows[key] = len(leaf.shape) - (3 if is_last else 2)
-                low, high = self._shrunk(key, leaf.low), self._shrunk(key, leaf.high)
-                leaves[key] = small = spaces.Box(low, high, dtype=np.uint8)
-                if not is_image(small) or image_layout(small).channels_last != is_last:
-                    problem = f"shrinks {leaf.shape} to {small.shape}, too small to be processed"
-                    raise ConfigError("factor", f"{problem} as an image", factor)
-        if not self._rows:
-            raise SpaceError(f"ShrinkImagesWrapper: {env.observation_space} contains no image")
-        self.observation_space = with_leaves(env.observation_space, leaves)
-
-    def observation(self, observation: Any) -> Any:
-        """Return the observation with smaller images."""
-        leaves = {
-            key: self._shrunk(key, part) if key in self._rows else part
-            for key, part in self._view.read(observation)
-        }
-        return self._view.build(leaves)
-
-    def _shrunk(self, key: str, image: object) -> Array:
-        """Return the rounded block means."""
-        image, f, axis = np.asarray(image), self.factor, self._rows[key]
-        ends = [size - size % f for size in image.shape[axis : axis + 2]]
-        parts = (
-            image[(slice(None),) * axis + (slice(i, ends[0], f), slice(j, ends[1], f))]
-            for i in range(f)
-            for j in range(f)
-        )
-        sums: Array = np.asarray(sum(part.astype(np.uint32) for part in parts))
-        return ((sums + f * f // 2) // (f * f)).astype(np.uint8)
 
 
 def _observed(env: Env, keys: list[str]) -> list[str]:

@@ -22,7 +22,7 @@ from maze_train.envs.pooled import PooledVectorEnv
 pytest.importorskip("ale_py")
 cv2 = pytest.importorskip("cv2")
 
-TRAINING_ONLY = ["SignRewardWrapper", "EpisodicLifeWrapper", "MonitoringWrapper"]
+TRAINING_ONLY = ["ClipReward", "EpisodicLifeWrapper", "MonitoringWrapper"]
 
 
 def game(name, **kwargs):

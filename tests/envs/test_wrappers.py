@@ -29,7 +29,6 @@ from maze_train.envs.wrappers import (
     ObservationStackWrapper,
     RandomResetWrapper,
     RewardScalingWrapper,
-    ShrinkImagesWrapper,
 )
 
 pytestmark = FORKS
@@ -453,8 +452,6 @@ UNBOUNDED = spaces.Dict({"push": spaces.Box(-np.inf, 1.0, (1,))})
         (lambda: DiscretizeActionsWrapper(TwoParts(UNBOUNDED), 3), "'push' is unbounded"),
         (lambda: RandomResetWrapper(CountingEnv(), 2, 1), r"max_initial_steps = 1.*>= 2"),
         (lambda: RewardScalingWrapper(CountingEnv(), 0.0), "scale = 0"),
-        (lambda: ShrinkImagesWrapper(PictureEnv((20, 20, 3)), 0), "factor = 0"),
-        (lambda: ShrinkImagesWrapper(PictureEnv((20, 20, 3)), 4), r"to \(5, 5, 3\), too small"),
         (lambda: ObservationStackWrapper(NestedEnv(), 4, ["robot/1"]), r"keys.*'robot/1'.*robot/0"),
         (lambda: ObservationStackWrapper(NestedEnv(), 0), "n = 0"),
         *[
@@ -469,39 +466,6 @@ def test_wrong_arguments(case):
     make, message = case
     with pytest.raises((ConfigError, SpaceError), match=message):
         make()
-
-
-# -- smaller images --------------------------------------------------------------------------------
-
-
-class PictureEnv(CountingEnv):
-    """Environment that observes random pictures and a vector."""
-
-    def __init__(self, shape):
-        super().__init__()
-        picture = spaces.Box(0, 255, shape, np.uint8)
-        self.observation_space = spaces.Dict(eye=picture, speed=spaces.Box(0, 1, (3,)))
-
-    def observe(self):
-        return self.observation_space.sample()
-
-
-@pytest.mark.parametrize(
-    ("shape", "axes"),
-    [((40, 61), (0, 1)), ((40, 61, 3), (0, 1)), ((4, 40, 61), (1, 2)), ((2, 41, 60, 3), (1, 2))],
-)
-def test_images_are_shrunk_to_means(shape, axes):
-    """Images are reduced to the mean of each square, for any order of dimensions."""
-    env = ShrinkImagesWrapper(PictureEnv(shape), 2)
-    obs = env.observation_space.sample()
-    obs["eye"] = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-    small = env.observation(obs)
-    assert env.observation_space.contains(small)
-    assert small["speed"] is obs["speed"]
-    pixels = np.moveaxis(obs["eye"].astype(float), axes, (0, 1))[:40, :60]
-    means = (pixels[::2, ::2] + pixels[1::2, ::2] + pixels[::2, 1::2] + pixels[1::2, 1::2]) / 4
-    expected = np.floor(np.moveaxis(means, (0, 1), axes) + 0.5)
-    np.testing.assert_array_equal(small["eye"], expected)
 
 
 # -- selected entries ------------------------------------------------------------------------------
