@@ -61,7 +61,7 @@ class CompareConfig(Settings):
     `[runner, env.kwargs.port]`."""
 
     bounds: dict[str, list[float]] = field(default_factory=dict)
-    """Metric values that correspond to normalised scores of 0 and 1, by environment:
+    """Metric values that correspond to normalized scores of 0 and 1, by environment:
     `{CartPole-v1: [22, 500]}`. If set, a table aggregated over these environments is added."""
 
     unfinished: bool = False

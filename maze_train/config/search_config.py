@@ -1,4 +1,4 @@
-"""Settings of a hyperparameter search: ranges, trials, and the metric to optimise."""
+"""Settings of a hyperparameter search: ranges, trials, and the metric to optimize."""
 
 from __future__ import annotations
 
@@ -97,11 +97,11 @@ class SearchConfig(Settings):
     outputs/studies/<env>-<algorithm>."""
 
     metric: str | None = None
-    """Column of metrics.csv to optimise; null: the metric that selects the best policy
+    """Column of metrics.csv to optimize; null: the metric that selects the best policy
     (`evaluation.metric`)."""
 
     mode: Literal["auto", "max", "min"] = "auto"
-    """Whether to maximise (max) or minimise (min) the metric; auto: use `evaluation.mode`."""
+    """Whether to maximize (max) or minimize (min) the metric; auto: use `evaluation.mode`."""
 
     value: Literal["best", "final"] = "best"
     """Value of a run: the best or the final value of the metric."""

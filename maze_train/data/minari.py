@@ -33,7 +33,7 @@ def load_minari(dataset_id: str) -> TrajectoryDataset:
     """Read a local Minari dataset into memory.
 
     If a dataset does not fit in memory, write the episodes returned by `minari_episodes` once with
-    a `TrajectoryWriter`, and open the result with `mmap=True`; see docs/trajectories.md.
+    a `TrajectoryWriter`, and open the result with `mmap=True`; see docs/datasets.md.
 
     Nested observations and actions are flattened, and seeds are kept. `metadata.env` contains the
     `id` and `env_spec` of the environment if Minari recorded them; `metadata.policy` contains the

@@ -183,5 +183,5 @@ def _remedy(error: OSError) -> str:
         return ""
     return (
         "; increase the limit of open files (ulimit -n), or copy the episodes to a dataset with "
-        "larger parts (docs/trajectories.md)"
+        "larger parts (docs/datasets.md)"
     )

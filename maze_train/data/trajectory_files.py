@@ -1,6 +1,6 @@
 """File format and writer of trajectory datasets.
 
-docs/trajectories.md describes the format.
+docs/datasets.md describes the format.
 """
 
 from __future__ import annotations

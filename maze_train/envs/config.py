@@ -49,7 +49,7 @@ class EnvConfig(Settings):
     preprocessing: Literal["auto", "atari", "none"] = "auto"
     """`atari`: standard Atari preprocessing (no-ops, frame skip 4, 84x84 greyscale, stack 4; in
     training only, the loss of a life ends an episode and rewards are replaced by their sign);
-    `auto`: `atari` for `ALE/` ids with colour screen observations, `none` for other environments;
+    `auto`: `atari` for `ALE/` ids with color screen observations, `none` for other environments;
     `none`: no preprocessing."""
     wrappers: list[dict[str, Any]] = field(default_factory=list)
     """Wrappers around the preprocessed environment, from the inside out, in training and

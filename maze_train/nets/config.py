@@ -11,7 +11,7 @@ from maze_train.core.errors import ConfigError
 
 MAX_UNITS, MAX_LAYERS = 16_384, 64
 """Upper limits of network sizes. Larger networks require gigabytes of memory and take minutes to
-initialise."""
+initialize."""
 ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu", "leaky_relu")
 
 
@@ -50,7 +50,7 @@ class ObservationNormalizationConfig(Settings):
 
     n_steps: int | None = None
     """Minimum number of environment steps of the untrained policy before training, used to estimate
-    or initialise the statistics (>= 1); null: 10000 for `estimated`, 1000 for `running`."""
+    or initialize the statistics (>= 1); null: 10000 for `estimated`, 1000 for `running`."""
 
     clip: float = 10.0
     """Clip range of normalized observations, > 0; 0: no clipping."""

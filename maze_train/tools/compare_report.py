@@ -166,7 +166,7 @@ def overall(
         groups: All groups.
         metric: Metric to compare.
         mode: `max` if larger values are better, otherwise `min`.
-        bounds: Metric values that correspond to normalised scores of 0 and 1, by environment.
+        bounds: Metric values that correspond to normalized scores of 0 and 1, by environment.
         n: Number of bootstrap resamples.
 
     Returns:
@@ -229,7 +229,7 @@ COLORS = (
     *(BLUE, RED, "#d7bc07", "#541039", "#12d1fa"),
     *("#b75b93", "#37227d", "#a1bd8d", "#7d4e00", "#57606a"),
 )
-"""Colours of the curves. The first eight colours are distinguishable with each type of colour
+"""Colors of the curves. The first eight colors are distinguishable with each type of color
 blindness."""
 
 LINES = ("-", "--", "-.", ":")

@@ -71,7 +71,7 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
 
     vtrace_clip_rho_threshold: float | None = field(default=1.0, metadata=IN_RUN)
     """Upper bound of the importance weights in the value targets, > 0; null: no clipping. With a
-    finite bound, values refer to a policy between the behaviour policy and the learner's policy."""
+    finite bound, values refer to a policy between the behavior policy and the learner's policy."""
 
     vtrace_clip_pg_rho_threshold: float | None = field(default=1.0, metadata=IN_RUN)
     """Upper bound of the importance weights in the policy gradient, > 0; null: no clipping."""
