@@ -6,8 +6,8 @@ Each run is `maze-run experiment=<preset>`, sometimes shortened, with a test of 
 training. Existing runs are not repeated, so regenerating the images takes about a minute. A video
 is a GIF of one or a few episodes of the best policy, with seeds not used in evaluations.
 `benchmarks/gallery.md` shows videos and curves, and contains the printed table rows. The curve of
-several seeds on the front page is drawn from the runs in `benchmarks/scores/`. Requires the extras `video`,
-`box2d`, `mujoco`, `atari`, `minigrid` and `pettingzoo`; without a display, set `MUJOCO_GL=egl` or
+several seeds on the front page is drawn from the runs in `benchmarks/scores/`. Requires the
+extras `video`, `box2d`, `mujoco`, `atari`, `minigrid` and `pettingzoo`; without a display, set `MUJOCO_GL=egl` or
 `osmesa` for MuJoCo.
 """
 
