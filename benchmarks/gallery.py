@@ -7,8 +7,8 @@ training. Existing runs are not repeated, so regenerating the images takes about
 is a GIF of one or a few episodes of the best policy, with seeds not used in evaluations.
 `benchmarks/gallery.md` shows videos and curves, and contains the printed table rows. The curve of
 several seeds on the front page is drawn from the runs in `benchmarks/scores/`. Requires the
-extras `video`, `box2d`, `mujoco`, `atari`, `minigrid` and `pettingzoo`; without a display, set `MUJOCO_GL=egl` or
-`osmesa` for MuJoCo.
+extras `video`, `box2d`, `mujoco`, `atari`, `minigrid` and `pettingzoo`.
+Without a display, set `MUJOCO_GL=egl` or `osmesa` for MuJoCo.
 """
 
 from __future__ import annotations
