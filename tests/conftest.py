@@ -14,6 +14,7 @@ import pytest
 import torch
 from hydra._internal.hydra import Hydra
 from leftovers import open_files
+from own_envs import SpacesEnv
 
 from maze_train.cluster.session import RAY_ENVIRONMENT
 from maze_train.learner.process_group import Rendezvous, join, leave
@@ -144,3 +145,14 @@ def no_file_is_left(no_process_is_left: None) -> Iterator[None]:
     if open_files() - before:
         gc.collect()  # mapped memory is open until it is collected
     assert not open_files() - before
+
+
+@pytest.fixture
+def empty_directory(
+    no_file_is_left: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Change to an empty directory; check that all environments are closed and no file is left."""
+    monkeypatch.chdir(tmp_path)
+    SpacesEnv.open_envs = 0
+    yield
+    assert SpacesEnv.open_envs == 0

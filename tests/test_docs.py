@@ -317,19 +317,6 @@ def test_the_path_to_the_optimizer_is_the_documented_one(
     assert len(passed) <= 10
 
 
-def test_named_tests_exist() -> None:
-    """Tests that the pages refer to exist."""
-    page = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
-    named = set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page))
-    missing = []
-    for path in sorted({path for path, _ in named}):
-        found = {"", *re.findall(r"^def (\w+)", (ROOT / path).read_text(encoding="utf-8"), re.M)}
-        missing += [
-            f"{path}::{name}" for other, name in named if other == path and name not in found
-        ]
-    assert missing == []
-
-
 OTHER_NAMES = {
     *("my_envs.py", "mine.py", "my_heating.py", "train.py"),  # example files of the reader
     *("maze_train.json", "algo.train", "AlgorithmConfig.learners"),  # a file, and names of RLlib

@@ -14,7 +14,6 @@ from actor_envs import FaultyEnv
 from cases import everyday
 from es_problems import (
     PLAIN,
-    SAMPLED,
     SIGMA,
     Members,
     Rollouts,
@@ -134,42 +133,6 @@ def test_what_is_called_meanwhile_may_raise(start, n_workers):
         with pytest.raises(KeyboardInterrupt):
             next(rollouts.of.generate_rollouts(1, SIGMA, 6, enough))
     assert rollouts.take() == expected_pairs(UnequalEnv)
-
-
-KINDS = {
-    "walk": (WalkEnv, {"policy": "normalised", "settings": SAMPLED}),
-    "unequal": (UnequalEnv, {"policy": "memory"}),
-    "own": (UnequalEnv, {"policy": "own", "settings": SAMPLED}),
-}
-
-
-@slow
-@pytest.mark.parametrize(
-    ("kind", "n_workers", "num_envs"),
-    everyday(
-        1,
-        [("own", 2, 4), ("unequal", 4, 6), ("walk", 2, 8), ("walk", 2, 2), ("unequal", 1, 3)],
-        are_rows=True,
-    ),
-)
-def test_all_processes_together_do_what_one_does(start, kind, n_workers, num_envs):
-    """Worker processes return the same pairs as one process, bit for bit, in each iteration."""
-    make, settings = KINDS[kind]
-    here = start(make, **settings)
-    there = start(make, n_workers, num_envs, **settings)
-    assert there.of.spaces == here.of.spaces
-    steps = 0
-    for iteration, (count, expected) in enumerate([(8, 8), (12, 5), (3, 8), (8, 8)]):
-        for rollouts in (here, there):
-            set_version(rollouts.model, iteration)
-        ours = here.take(count, expected, iteration)
-        assert ours == there.take(count, expected, iteration)
-        assert [pair[0] for pair in ours] == list(range(count))
-        steps += sum(member[3] for pair in ours for member in pair[2:])
-        if iteration == 0:
-            assert there.of.steps_made == here.of.steps_made == steps
-    assert there.of.steps_made >= steps
-    assert there.of.worker_restarts == 0
 
 
 @slow

@@ -88,7 +88,7 @@ def buffer(length=3, **changes):
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_every_space_comes_back(name):
+def test_datasets_of_every_space_round_trip(name):
     """Observations and actions of all spaces, including images, are bit-for-bit identical."""
     expected = in_memory(SPACES[name], SPACES[name])
     save_minari(expected, NAME)

@@ -23,7 +23,7 @@ def plain(tree):
     return tree_map(lambda x: x.tolist(), tree)
 
 
-def test_stacking_and_back():
+def test_stacked_mappings_are_split_again():
     """Values may be lists, arrays, tensors or scalars, and dtypes are preserved."""
     assert plain(stack_numpy_dict_list(APART)) == plain(stack_torch_dict_list(APART)) == STACKED
     assert [plain(item) for item in unstack_numpy_list_dict(STACKED)] == APART
@@ -38,7 +38,7 @@ def test_stacking_and_back():
     assert unstack_numpy_list_dict(half)[0]["x"].dtype == np.float16
 
 
-def test_the_stack_is_a_copy_along_any_axis():
+def test_stack_is_a_copy_along_any_axis():
     """The stack does not change with arrays that the environment reuses."""
     array = np.zeros((2, 3), np.int16)
     found = [stack_torch_dict_list([{"x": array}] * 4, dim=dim)["x"] for dim in (0, 1, 2, -1)]
@@ -66,7 +66,7 @@ UNSTACK = (unstack_numpy_list_dict,)
         (UNSTACK, {"a": 1, "b": [1]}, r"'b' has the shape \[1\], 'a' has \[\]"),
     ],
 )
-def test_what_does_not_fit(functions, value, text):
+def test_stacking_mappings_of_other_shapes_raises(functions, value, text):
     """The error contains the key and the shapes."""
     for function in functions:
         with pytest.raises(ShapeError, match=text):

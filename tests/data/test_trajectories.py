@@ -32,7 +32,7 @@ def minus_one(actions):
     has_keys=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_a_rollout_holds_the_transitions_of_all_episodes(lengths, num_envs, has_keys, seed):
+def test_trajectories_become_rollouts_with_all_transitions(lengths, num_envs, has_keys, seed):
     """Each transition appears once with the right final observation, for any number of columns."""
     space = DICT if has_keys else FLOATS
     episodes = [random_trajectory(space, ACTIONS, n, seed + k) for k, n in enumerate(lengths)]
@@ -61,7 +61,7 @@ def test_a_rollout_holds_the_transitions_of_all_episodes(lengths, num_envs, has_
     assert trajectories_as_rollout([], num_envs, space, ACTIONS, minus_one) is None
 
 
-def test_actions_become_those_of_the_agent():
+def test_trajectory_actions_are_converted_by_the_distribution():
     """Actions of several components are converted by the distribution; arrays may be read-only."""
     space = spaces.Dict({"move": spaces.Discrete(3, start=1), "turn": spaces.Box(-2.0, 2.0, (2,))})
     distribution = distribution_for(space)
@@ -89,7 +89,7 @@ def test_actions_become_those_of_the_agent():
         ({"actions": np.zeros(4)}, r"actions has the shape \[4\], expected \[3, ...\] for 3"),
     ],
 )
-def test_wrong_trajectories_are_refused(change, message):
+def test_invalid_trajectories_raise(change, message):
     """The error contains the field and what is expected."""
     fields = {"obs": np.zeros((4, 2)), "actions": np.zeros(3), "rewards": np.zeros(3), **change}
     with pytest.raises(ShapeError, match=message):
@@ -106,7 +106,7 @@ def test_wrong_trajectories_are_refused(change, message):
         ({"actions": np.array([1, 0, 1])}, SpaceError, "actions: 0 for observation 1"),
     ],
 )
-def test_what_does_not_fit_the_space_is_refused(change, error, message):
+def test_trajectories_outside_their_space_raise(change, error, message):
     """The error contains the trajectory and the invalid shape or action."""
     good = random_trajectory(FLOATS, ACTIONS)
     with pytest.raises(error, match=f"trajectory 1:? {message}"):

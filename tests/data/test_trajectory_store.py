@@ -109,7 +109,7 @@ def dataset(tmp_path):
 
 
 @pytest.mark.parametrize("name", EVERY_SPACE)
-def test_every_space_comes_back(tmp_path, monkeypatch, name):
+def test_datasets_of_every_space_round_trip(tmp_path, monkeypatch, name):
     """Observations, actions and spaces of each kind are bit-for-bit identical after reading."""
     space = EVERY_SPACE[name]
     trajectories = random_trajectories(space, space, [1, 4, 2, 3, 1])
@@ -126,7 +126,7 @@ def test_every_space_comes_back(tmp_path, monkeypatch, name):
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12), nbytes=st.integers(1, 600))
-def test_parts_of_any_size(tmp_path_factory, lengths, nbytes):
+def test_episodes_are_indexed_across_parts_of_any_size(tmp_path_factory, lengths, nbytes):
     """All episodes are available in order by every index, however they are split into parts."""
     trajectories = episodes(*lengths)
     path = write(tmp_path_factory.mktemp("data"), trajectories, part_nbytes=nbytes)
@@ -157,7 +157,7 @@ def owner_of(array):
     return array
 
 
-def test_files_are_mapped_and_views_are_given(dataset, monkeypatch):
+def test_mmap_datasets_return_read_only_views(dataset, monkeypatch):
     """Arrays are read-only views of memory-mapped files; without mmap they are in memory."""
     with monkeypatch.context() as patch:
         patch.setattr(trajectory_files, "MAPPED_NBYTES", part(dataset).stat().st_size)
@@ -175,7 +175,7 @@ def test_files_are_mapped_and_views_are_given(dataset, monkeypatch):
     assert_same(found[2], episodes(2, 3, 4)[2])
 
 
-def test_episodes_are_copied_and_converted_where_nothing_is_lost(tmp_path):
+def test_writer_copies_and_converts_episodes_without_loss(tmp_path):
     """Integers and rewards are converted without loss; floats are rounded."""
     given = Trajectory(
         obs=np.full((3, 3), 0.1),
@@ -228,7 +228,7 @@ LEVEL = spaces.Dict({"level": spaces.Box(0, 255, (1,), np.uint8)})
         (spaces.MultiBinary(2), {"obs": np.full((3, 2), 2, np.int8)}, SpaceError, "is not in"),
     ],
 )
-def test_episodes_that_do_not_fit_are_refused(tmp_path, space, changes, error, text):
+def test_writer_raises_for_invalid_episodes_and_continues(tmp_path, space, changes, error, text):
     """The error names the array; episodes before and after are kept."""
     metadata = replace(METADATA, observation_space=space)
     good = random_trajectory(space, CHOICE, 2)
@@ -241,7 +241,7 @@ def test_episodes_that_do_not_fit_are_refused(tmp_path, space, changes, error, t
     assert TrajectoryDataset.open(tmp_path).lengths.tolist() == [2, 2]
 
 
-def test_spaces_without_a_form_are_refused(tmp_path):
+def test_unsupported_spaces_and_metadata_raise(tmp_path):
     """The error names a Text leaf, before anything is written."""
     with pytest.raises(SpaceError, match="'word' is Text"):
         DatasetMetadata(spaces.Dict({"word": spaces.Text(3)}), CHOICE)
@@ -257,7 +257,7 @@ def test_spaces_without_a_form_are_refused(tmp_path):
 # -- writers -----------------------------------------------------------------------------------
 
 
-def test_a_writer_appends(tmp_path):
+def test_writer_appends_parts_with_their_origin(tmp_path):
     """Each part records the environment and policy of its writer."""
     trajectories = episodes(2, 3, 4, 2)
     about = {"id": "Own-v0", "kwargs": {"size": 3, "at": (1, 2), "x": float("nan")}}
@@ -279,7 +279,7 @@ def test_a_writer_appends(tmp_path):
     assert (in_memory.env, in_memory.policy) == (METADATA.env, METADATA.policy)
 
 
-def test_other_spaces_are_not_appended(dataset):
+def test_writer_raises_for_other_spaces(dataset):
     """Different bounds are an error as well; the message shows both spaces."""
     before = names(dataset)
     for space in (spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-9, 9, (3,), np.float64)):
@@ -291,7 +291,7 @@ def test_other_spaces_are_not_appended(dataset):
     assert names(dataset) == before
 
 
-def test_directories_of_others_are_not_written_to(tmp_path):
+def test_writer_does_not_touch_other_directories(tmp_path):
     """Unrelated files are not changed, nor a file in place of the directory."""
     (tmp_path / "thesis.txt").write_text("important")
     with pytest.raises(DatasetError, match=r"contains \['thesis.txt'\] but no dataset.json"):
@@ -311,7 +311,7 @@ def add_and_raise(writer, error):
         raise error
 
 
-def test_the_end_of_a_writer(tmp_path):
+def test_closed_writer_keeps_added_episodes(tmp_path):
     """Added episodes are on disk however the writer ends; a closed writer accepts no episodes."""
     for error in (ValueError, KeyboardInterrupt):
         writer = TrajectoryWriter(tmp_path, METADATA)
@@ -324,7 +324,7 @@ def test_the_end_of_a_writer(tmp_path):
     assert len(TrajectoryDataset.open(tmp_path)) == 2
 
 
-def test_one_writer_at_a_time(dataset):
+def test_second_writer_of_a_dataset_raises(dataset):
     """A second writer is an error until the first is closed; readers are allowed."""
     first = TrajectoryWriter(dataset, METADATA)
     with pytest.raises(DatasetError, match=rf"pid {os.getpid()} .*writes to .*wait until it ends"):
@@ -340,7 +340,7 @@ def test_one_writer_at_a_time(dataset):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-def test_a_writer_that_is_killed(tmp_path):
+def test_killed_writer_leaves_complete_parts(tmp_path):
     """A part missing in `dataset.json` does not exist; earlier parts are complete."""
 
     def write_and_die():
@@ -361,7 +361,7 @@ def test_a_writer_that_is_killed(tmp_path):
     assert TrajectoryDataset.open(tmp_path / "data").lengths.tolist() == [2, 4]
 
 
-def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
+def test_writer_writes_episodes_after_a_full_disk(tmp_path, monkeypatch):
     """A part that cannot be written leaves no file; its episodes are written later."""
 
     def full(*args):
@@ -377,7 +377,7 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
     assert TrajectoryDataset.open(tmp_path).lengths.tolist() == [2, 3]
 
 
-def test_an_interrupt_right_after_a_part_is_written(tmp_path, monkeypatch):
+def test_interrupted_writer_does_not_duplicate_a_part(tmp_path, monkeypatch):
     """The part is not duplicated."""
     write_content = trajectory_files.write_content
 
@@ -434,7 +434,7 @@ CONTENTS = ("damaged", r"obs\[0\] =", "7 .*")
 
 
 @pytest.mark.parametrize(("damage", "text"), DAMAGE)
-def test_damage_is_noticed(dataset, capsys, damage, text):
+def test_damaged_part_raises_or_is_skipped(dataset, capsys, damage, text):
     """The error names the file; the part can be skipped; without verification it is not read."""
     if callable(damage):
         damage(part(dataset))
@@ -481,7 +481,7 @@ HUGE = (
         ({"observation_space": HUGE[1]}, "not a valid dataset"),
     ],
 )
-def test_foreign_directories(dataset, change, text):
+def test_directories_without_a_dataset_raise(dataset, change, text):
     """The error names a directory that is not a dataset of this version, and what is expected."""
     if callable(change):
         change(dataset)
@@ -493,7 +493,7 @@ def test_foreign_directories(dataset, change, text):
         assert str(dataset) in str(told.value)
 
 
-def test_a_data_set_nearby_is_named(tmp_path):
+def test_error_suggests_a_dataset_nearby(tmp_path):
     """The error suggests a dataset directly above or below the given directory."""
     data = write(tmp_path / "out" / "trajectories", episodes(2))
     for place in (data.parent, part(data, 0), data / DATASET, data / "new"):
@@ -511,7 +511,7 @@ def test_a_data_set_nearby_is_named(tmp_path):
 # -- datasets in memory, and sources -----------------------------------------------------------
 
 
-def test_episodes_are_in_memory_once(monkeypatch):
+def test_writer_releases_episodes_of_a_generator(monkeypatch):
     """Episodes of a generator are released, and the buffer of the current part is small."""
     monkeypatch.setattr(trajectory_parts, "PART_NBYTES", 2**20)
     space = spaces.Box(0, 255, (1000,), np.uint8)
@@ -533,7 +533,7 @@ def test_episodes_are_in_memory_once(monkeypatch):
     assert [int(trajectory.obs[3, 4]) for trajectory in found] == list(range(100))
 
 
-def test_parts_of_other_spaces_are_refused(dataset):
+def test_parts_of_other_spaces_raise(dataset):
     """User-defined parts are checked against the spaces; at least one is required."""
     with pytest.raises(DatasetError, match="nothing contains no episodes"):
         TrajectoryDataset.from_trajectories([], METADATA, "nothing")
@@ -570,7 +570,7 @@ def target(name, **arguments):
 BOTH = {"observation_space": FLOATS, "action_space": CHOICE}
 
 
-def test_open_dataset(dataset):
+def test_open_dataset_accepts_directories_and_functions(dataset):
     """A source is a directory, or a function that returns a dataset, or episodes and spaces."""
     assert len(open_dataset(str(dataset))) == len(open_dataset(dataset, mmap=False)) == 3
     flip(part(dataset, 0))
@@ -598,13 +598,13 @@ def test_open_dataset(dataset):
         (target("make_something", value=[*episodes(2), 7]), BOTH, "item 1 is a int"),
     ],
 )
-def test_sources_that_are_none(source, spaces, text):
+def test_invalid_dataset_sources_raise(source, spaces, text):
     """The error names the function, its result, and what is expected."""
     with pytest.raises(DatasetError, match=text):
         open_dataset(source, **spaces)
 
 
-def test_discrete_observations_outside_of_their_space(tmp_path):
+def test_reading_invalid_discrete_observations_raises(tmp_path):
     """Values that a network would misinterpret are errors when they are read."""
     episode = Trajectory(np.full(2, 7), np.zeros(1, np.int64), np.ones(1), True, False)
     write(tmp_path, [episode], DatasetMetadata(spaces.Discrete(9), CHOICE))

@@ -50,7 +50,7 @@ def all_of(data, size):
 
 @pytest.mark.parametrize("in_memory", [True, False])
 @pytest.mark.parametrize("per_part", [1, 2, 100])
-def test_every_step_of_the_chosen_episodes(in_memory, per_part):
+def test_transitions_of_selected_episodes_are_in_order(in_memory, per_part):
     """Transitions are in order, without final observations, and with the agent's actions."""
     dataset = numbered([3, 1, 4, 2], DatasetMetadata(LINE, GRIP), per_part)
     from_env = distribution_for(GRIP, {}).from_env
@@ -68,7 +68,7 @@ def test_every_step_of_the_chosen_episodes(in_memory, per_part):
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_dict_spaces_keep_types(in_memory):
+def test_transitions_of_dict_spaces_keep_dtypes(in_memory):
     """Images are stored as bytes and float64 as float32; action components stay separate."""
     trajectories = random_trajectories(NESTED, GRIPS, (4, 2))
     dataset = TrajectoryDataset.from_trajectories(trajectories, DatasetMetadata(NESTED, GRIPS))
@@ -88,7 +88,7 @@ def test_dict_spaces_keep_types(in_memory):
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_transitions_of_agents_are_those_in_which_they_act(in_memory):
+def test_transitions_of_agents_exclude_waiting_steps(in_memory):
     """Transitions are ordered by agent within each part, without steps in which the agent waits."""
     several = AgentSpaces({"a": LINE, "b": LINE, "c": SEEN}, {"a": GRIP, "b": GRIP, "c": GRIPS})
     joint = several.observation_space, several.action_space
@@ -140,7 +140,7 @@ def joint_episodes(acts, metadata):
     return TrajectoryDataset(parts, metadata)
 
 
-def test_actions_outside_of_the_space():
+def test_transitions_with_invalid_actions_raise():
     """Invalid actions raise SpaceError, also if the file was not verified."""
     metadata = DatasetMetadata(LINE, spaces.Discrete(9))
     dataset = numbered([3], metadata)
@@ -158,7 +158,7 @@ def test_actions_outside_of_the_space():
     percentage=st.floats(0, 99.9),
     seed=st.integers(0, 2**32),
 )
-def test_split_is_a_partition_of_episodes(num_episodes, percentage, seed):
+def test_train_validation_split_partitions_episodes(num_episodes, percentage, seed):
     """Splits are ordered and disjoint, and at least one episode is used for training."""
     train, validation = split_episodes(num_episodes, percentage, seed)
     assert sorted([*train, *validation]) == list(range(num_episodes))
@@ -170,7 +170,7 @@ def test_split_is_a_partition_of_episodes(num_episodes, percentage, seed):
         assert len(validation) >= 1
 
 
-def test_split_follows_from_the_seed():
+def test_train_validation_split_depends_on_the_seed():
     """Splits depend on the seed only."""
     first, again, other = (split_episodes(50, 20, seed)[1].tolist() for seed in (1, 1, 2))
     assert first == again != other

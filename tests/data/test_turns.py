@@ -198,7 +198,7 @@ def learning(stream: Stream, num_steps: int, seed: int) -> torch.Tensor:
     return torch.from_numpy(np.stack(rows))
 
 
-def test_unfinished_turns_of_aborted_episodes_are_not_restored() -> None:
+def test_aborted_episodes_drop_unfinished_turns() -> None:
     """The columns of other environments are unchanged."""
     splitter, restored = (TurnSplitter(POLICIES, dict.fromkeys(AGENTS, 0)) for _ in range(2))
     splitter.split(Stream.random(9, 26).rollout(0, 9))
@@ -230,7 +230,7 @@ SOME = [7, 20, 3, 30]
         are_rows=True,
     ),
 )
-def test_turns_are_those_of_a_loop_over_steps(
+def test_turns_equal_a_loop_over_steps(
     lengths: list[int], layout: dict[str, bool], acting: float, some_learn: bool
 ) -> None:
     """Each turn appears once with its reward and end, for any lengths of rollouts.
@@ -263,7 +263,9 @@ def test_turns_are_those_of_a_loop_over_steps(
 
 @pytest.mark.parametrize("acting", everyday(1, [0.3, 1.0]))
 @pytest.mark.parametrize(("lengths", "size"), [([1] * 60, 720), (SOME, 720), ([1] * 60, 80)])
-def test_samples_of_several_turns(lengths: list[int], size: int, acting: float) -> None:
+def test_n_step_samples_sum_rewards_over_turns(
+    lengths: list[int], size: int, acting: float
+) -> None:
     """A replay buffer sums the rewards of three turns of an agent across rollouts.
 
     In the last case, the buffer has dropped some turns.
@@ -312,7 +314,9 @@ def several_turns(turns: list[tuple[Any, ...]]) -> dict[float, tuple[float, floa
 
 @pytest.mark.parametrize("acting", [0.3, 1.0])
 @pytest.mark.parametrize("lengths", everyday(1, [[60], [1] * 60, SOME]))
-def test_what_centralised_critics_see(lengths: list[int], acting: float) -> None:
+def test_centralized_critics_see_all_observations_at_each_turn(
+    lengths: list[int], acting: float
+) -> None:
     """The critic sees all agents' observations at each turn, and after truncated turns.
 
     After a truncation, the same agents act as at the turn, except terminated ones.
@@ -354,7 +358,7 @@ def check_seen(seen: dict[str, torch.Tensor], obs: Any, acts: Any, agent: int) -
 
 
 @pytest.mark.parametrize("lengths", [[60], [1] * 60, SOME])
-def test_sums_of_rewards_go_on_from_turn_to_turn(lengths: list[int]) -> None:
+def test_reward_sums_of_waiting_agents_continue(lengths: list[int]) -> None:
     """Waiting agents keep their running sum; lost turns reset it."""
     stream = Stream.random(60, seed=1)
     scaler = RewardScaler(gamma=0.9, clip=0.0)
@@ -374,7 +378,7 @@ def test_sums_of_rewards_go_on_from_turn_to_turn(lengths: list[int]) -> None:
     assert found == pytest.approx([len(sums), np.mean(sums), np.var(sums)], rel=1e-6)
 
 
-def test_advantages_by_hand() -> None:
+def test_advantages_of_turns_match_known_values() -> None:
     """Agents a and b act in turn; b ends in step 3, where a is truncated in a state of value 6.
 
     With discount 0.5, values 0 and lambda 1: a gets 1 + 2 for its first turn (2 from b's step) and

@@ -35,7 +35,7 @@ def distribution_function(x: float, alpha: float, beta: float) -> float:
     return float(np.exp(log_density).mean() * x)
 
 
-def test_parameters_start_flat_and_stay_unimodal() -> None:
+def test_beta_parameters_start_flat_and_stay_unimodal() -> None:
     """α and β are 1 + softplus: at least 1, and 1 + log 2 for a network that computes 0."""
     family = Beta(Box(-1.0, 1.0, (1,)))
     expected = td.Beta(1 + math.log(2), 1 + math.log(2)).entropy() + math.log(2)
@@ -62,7 +62,7 @@ def test_moments_and_distribution_of_samples(excess: tuple[float, float]) -> Non
         assert reached == pytest.approx(level, abs=4 * (level * (1 - level) / count) ** 0.5)
 
 
-def test_the_first_proposal_is_mostly_accepted() -> None:
+def test_beta_accepts_94_percent_of_first_proposals() -> None:
     """94% of the variates of shape 1 do not depend on the noise of later proposals."""
     family, count = Beta(Box(0.0, 1.0, (1,))), 20_000
     noise = family.draw_noise((count,), torch.Generator().manual_seed(0))
@@ -76,7 +76,7 @@ def test_the_first_proposal_is_mostly_accepted() -> None:
     assert 0.0 < changed.double().mean().item() < 0.1
 
 
-def test_rejected_proposals_are_harmless() -> None:
+def test_beta_samples_are_finite_if_all_proposals_are_rejected() -> None:
     """If every proposal is rejected, the first proposal or 1 is used, with finite gradients."""
     family = Beta(Box(0.0, 1.0, (1,)))
     table = torch.empty(1, 2, 1, 2, PROPOSALS)
@@ -113,7 +113,7 @@ def test_gradient_of_samples(excess: tuple[float, float]) -> None:
             assert gradient[row, column].item() == pytest.approx(expected, rel=5e-3, abs=1e-6)
 
 
-def test_mode() -> None:
+def test_beta_mode_is_the_peak_of_the_density() -> None:
     """The mode is the peak of the density, 0.5 if it is uniform, and finite at the bounds."""
     family = Beta(Box(-1.0, 1.0, (1,)))
     assert family.mode(raw(1.0, 3.0)).item() == pytest.approx(0.25)
@@ -127,7 +127,7 @@ def test_mode() -> None:
     assert at_zero.grad.isfinite().all()
 
 
-def test_actions_never_reach_the_ends() -> None:
+def test_beta_actions_stay_inside_the_bounds() -> None:
     """The density of float32 samples is finite for extremely skewed distributions."""
     family, count = Beta(Box(0.0, 1.0, (2,))), 5_000
     params = torch.tensor([1e5, -100.0, -100.0, 1e5]).expand(count, 4)
@@ -139,7 +139,7 @@ def test_actions_never_reach_the_ends() -> None:
     assert family.from_env(torch.tensor([0.0, 1.0])).tolist() == [2**-24, 1 - 2**-24]
 
 
-def test_peaked_distributions_keep_their_digits() -> None:
+def test_log_density_of_peaked_beta_is_accurate() -> None:
     """The float32 log-density is accurate for concentrations of 10⁶."""
     family = Beta(Box(0.0, 1.0, (1,)))
     params, x = torch.tensor([1e6, 2e6]), torch.tensor([1 / 3])

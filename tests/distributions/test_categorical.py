@@ -27,7 +27,7 @@ def logits(*shape: int, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
     return scale * torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-def test_forbidden_actions_have_no_part() -> None:
+def test_actions_with_very_negative_logits_are_not_sampled() -> None:
     """An action with a large negative logit is not sampled; values and gradients are finite."""
     family = Categorical(Discrete(3))
     params = torch.tensor([[0.3, -1e9, 1.0]]).expand(1000, 3).clone().requires_grad_()
@@ -63,7 +63,7 @@ def test_half_precision_padding_is_finite() -> None:
         (Bernoulli(MultiBinary(2)), [[1, 0], [0, 0]], [2, 1]),
     ],
 )
-def test_illegal_choices_add_nothing(
+def test_masked_choices_match_legal_choices_only(
     family: Distribution, legal: list[list[int]], log_counts: list[int], dtype: torch.dtype
 ) -> None:
     """Values, gradients and the maximum entropy match the legal actions only."""
@@ -89,7 +89,7 @@ def test_illegal_choices_add_nothing(
     torch.testing.assert_close(-(probs * log_probs).sum(-1), family.entropy(params))
 
 
-def test_nothing_legal_is_no_choice() -> None:
+def test_max_entropy_without_legal_actions_is_zero() -> None:
     """Without legal actions, the maximum entropy is 0 instead of -inf."""
     params = torch.full((1, 3), impossible_logit(torch.float32))
     assert Categorical(Discrete(3)).max_entropy(params).tolist() == [0.0]
@@ -104,7 +104,7 @@ def test_nothing_legal_is_no_choice() -> None:
         (Bernoulli(MultiBinary(3)), [[-math.inf, 0.5, math.inf]]),
     ],
 )
-def test_a_choice_of_probability_zero_adds_nothing(
+def test_infinite_logits_equal_large_finite_logits(
     family: Distribution, params: list[list[float]]
 ) -> None:
     """Infinite logits give the values and gradients of large finite logits."""
@@ -122,7 +122,7 @@ def test_a_choice_of_probability_zero_adds_nothing(
     torch.testing.assert_close(results(infinite), expected)
 
 
-def test_a_divergence_from_what_never_happens_is_infinite() -> None:
+def test_kl_from_impossible_actions_is_infinite() -> None:
     """KL(p || q) is infinite if p has an action that q never has; the reverse is finite."""
     family = Categorical(Discrete(3))
     p, q = torch.zeros(3), torch.tensor([0.0, 0.0, -math.inf])

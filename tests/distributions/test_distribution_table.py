@@ -46,12 +46,12 @@ class SubBox(Box):
         (Tuple([BOX]), JointDistribution),
     ],
 )
-def test_defaults(space: Any, family: type) -> None:
+def test_default_distribution_exists_for_every_space(space: Any, family: type) -> None:
     """Every supported space has a default distribution."""
     assert type(distribution_for(space)) is family
 
 
-def test_overrides() -> None:
+def test_distribution_overrides_of_components_take_precedence() -> None:
     """Settings of a type apply to all its components; settings of a component take precedence."""
     override = {"Box": {"name": "squashed_gaussian", "state_dependent_std": False}}
     squashed, gaussian = SquashedGaussian, DiagonalGaussian
@@ -65,7 +65,7 @@ def test_overrides() -> None:
         assert joint.free_param_size == 4
 
 
-def test_family_of_a_user() -> None:
+def test_custom_distribution_gets_space_and_settings() -> None:
     """`_target_` is called with the space and the other keys as settings."""
     override = {"_target_": f"{__name__}.Sticky", "bonus": 0.5}
     family = distribution_for(DISCRETE, {"Discrete": override})
@@ -73,7 +73,7 @@ def test_family_of_a_user() -> None:
     assert family.bonus == 0.5  # type: ignore[attr-defined]
 
 
-def test_every_space_that_can_be_flattened_has_a_default() -> None:
+def test_every_leaf_type_has_a_default_distribution() -> None:
     """Every leaf type has a default, and every default is in the table."""
     assert sorted(DEFAULTS) == sorted(leaf.__name__ for leaf in LEAF_TYPES)
     assert set(DEFAULTS.values()) <= set(FAMILIES)
@@ -140,7 +140,9 @@ def test_every_space_that_can_be_flattened_has_a_default() -> None:
         ),
     ],
 )
-def test_wrong_overrides(space: Any, overrides: dict[str, Any], message: str) -> None:
+def test_invalid_distribution_overrides_raise(
+    space: Any, overrides: dict[str, Any], message: str
+) -> None:
     """The error contains the key, the value and what is allowed."""
     with pytest.raises(ConfigError) as caught:
         distribution_for(space, overrides)
@@ -148,7 +150,7 @@ def test_wrong_overrides(space: Any, overrides: dict[str, Any], message: str) ->
 
 
 @pytest.mark.parametrize("space", [Text(4), Dict({"x": Text(4)})])
-def test_unsupported_space(space: Any) -> None:
+def test_unsupported_action_space_raises(space: Any) -> None:
     """The error lists the supported spaces."""
     with pytest.raises(SpaceError, match=r"Box, Discrete, MultiDiscrete or MultiBinary"):
         distribution_for(space)

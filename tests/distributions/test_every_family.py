@@ -21,7 +21,7 @@ BOXED = (*FILLING, "diagonal_gaussian")
 REMEDY = ".*model.distributions.Box=diagonal_gaussian"
 
 
-def test_every_family_has_a_case() -> None:
+def test_every_distribution_has_a_case() -> None:
     """The cases cover every distribution of the table."""
     names = {
         override if isinstance(override, str) else override["name"]
@@ -32,7 +32,9 @@ def test_every_family_has_a_case() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @sweep("batch", [(), (0,), (2, 3)])
-def test_shapes_and_types(case: str, batch: tuple[int, ...]) -> None:
+def test_distributions_keep_leading_dimensions_and_dtypes(
+    case: str, batch: tuple[int, ...]
+) -> None:
     """Leading dimensions are arbitrary; sizes and dtypes match the declared ones."""
     family, space = build(case)
     params = randn(*batch, family.param_size).float()
@@ -51,7 +53,7 @@ def test_shapes_and_types(case: str, batch: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_values_are_those_of_torch(case: str) -> None:
+def test_distributions_match_torch_distributions(case: str) -> None:
     """Log-probability, entropy and KL divergence are sums over torch.distributions."""
     family, space = build(case)
     p, q = randn(5, family.param_size), randn(5, family.param_size, seed=1)
@@ -74,7 +76,7 @@ def test_values_are_those_of_torch(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_noise_decides_the_sample(case: str) -> None:
+def test_samples_depend_on_the_noise_only(case: str) -> None:
     """Samples depend on the seed of the noise only; a Gaussian without noise returns its mode."""
     family, _ = build(case)
     params = randn(40, family.param_size)
@@ -86,7 +88,7 @@ def test_noise_decides_the_sample(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_env_actions_are_in_the_space_and_come_back(case: str) -> None:
+def test_env_actions_are_in_the_space_and_invertible(case: str) -> None:
     """Float32 samples and modes of large parameters are members of the space.
 
     `from_env` inverts `to_env` unless an action was clipped.
@@ -120,7 +122,7 @@ def test_entropy_and_kl_are_expectations(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradients(case: str) -> None:
+def test_distribution_gradients_match_numerical_gradients(case: str) -> None:
     """Gradients match numerical ones; combined methods return the same values as separate ones."""
     family, _ = build(case)
     params = randn(6, family.param_size)
@@ -148,7 +150,7 @@ def test_mode_is_most_probable(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_tensor_stays_on_the_device_of_params(case: str) -> None:
+def test_distribution_tensors_stay_on_the_device(case: str) -> None:
     """No distribution mixes devices, which would raise an error on the `meta` device."""
     family, _ = build(case)
     params = torch.zeros(4, family.param_size, device="meta")
@@ -165,7 +167,7 @@ def test_every_tensor_stays_on_the_device_of_params(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_survives_pickling(case: str) -> None:
+def test_pickled_distribution_is_identical(case: str) -> None:
     """A pickled copy returns identical values."""
     family, _ = build(case)
     copy, params = pickle.loads(pickle.dumps(family)), randn(3, family.param_size)
@@ -186,7 +188,7 @@ def test_survives_pickling(case: str) -> None:
         ("multi_categorical", Discrete(3), r"MultiCategorical requires a MultiDiscrete space"),
     ],
 )
-def test_spaces_that_do_not_fit_are_refused(name: str, space: Any, message: str) -> None:
+def test_distributions_of_unsupported_spaces_raise(name: str, space: Any, message: str) -> None:
     """The error contains the distribution, the space and a remedy if there is one."""
     family: Any = FAMILIES[name]
     with pytest.raises(SpaceError, match=message):

@@ -12,7 +12,7 @@ from maze_train.core.errors import SpaceError
 
 
 @pytest.mark.parametrize("case", BOUNDED)
-def test_features_are_the_environments_actions_scaled(case: str) -> None:
+def test_critic_features_are_scaled_environment_actions(case: str) -> None:
     """Critic inputs are environment actions scaled from -1 (lower bound) to 1 (upper bound)."""
     family, space = build(case)
     actions = draw(family, 3 * randn(200, family.param_size))
@@ -24,9 +24,7 @@ def test_features_are_the_environments_actions_scaled(case: str) -> None:
 
 @pytest.mark.parametrize("case", CONTINUOUS)
 @sweep("batch", [(), (0,), (50,), (2, 3)])
-def test_reparameterized_is_the_sample_that_a_critic_reads(
-    case: str, batch: tuple[int, ...]
-) -> None:
+def test_reparameterized_samples_match_critic_features(case: str, batch: tuple[int, ...]) -> None:
     """Features and log-densities match scaled samples for any leading dimensions."""
     family, space = build(case)
     params = 2 * randn(*batch, family.param_size)
@@ -55,7 +53,7 @@ def test_log_scale_makes_densities_over_the_unit_box(case: str) -> None:
 
 @pytest.mark.parametrize("case", DISCRETE)
 @sweep("batch", [(), (0,), (5,), (2, 3)])
-def test_choices_have_the_probability_of_the_action(case: str, batch: tuple[int, ...]) -> None:
+def test_choice_log_probs_add_up_to_the_action_log_prob(case: str, batch: tuple[int, ...]) -> None:
     """The log-probabilities of the chosen entries add up to the log-probability of the action."""
     family, _ = build(case)
     params = 2 * randn(*batch, family.param_size)
@@ -74,7 +72,7 @@ def test_choices_have_the_probability_of_the_action(case: str, batch: tuple[int,
 
 
 @pytest.mark.parametrize("case", DISCRETE)
-def test_choices_are_an_exact_cover(case: str) -> None:
+def test_choice_frequencies_match_their_probabilities(case: str) -> None:
     """The frequencies of choices match their probabilities."""
     family, _ = build(case)
     params = randn(family.param_size).expand(20_000, -1)
@@ -90,7 +88,7 @@ def test_choices_are_an_exact_cover(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", DISCRETE)
-def test_largest_entropy_is_that_of_equal_logits(case: str) -> None:
+def test_max_entropy_is_the_entropy_of_uniform_logits(case: str) -> None:
     """If all actions are legal, `max_entropy` is the entropy of the uniform distribution."""
     family, _ = build(case)
     params = randn(4, family.param_size)
@@ -98,7 +96,7 @@ def test_largest_entropy_is_that_of_equal_logits(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_does_not_apply_is_refused(case: str) -> None:
+def test_features_of_discrete_and_choices_of_continuous_raise(case: str) -> None:
     """Discrete distributions have no features, and continuous ones have no choices."""
     family, _ = build(case)
     params = randn(2, family.param_size)

@@ -17,7 +17,7 @@ from maze_train.distributions.beta import Beta
 from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
 
 
-def test_free_params_are_the_last_entries() -> None:
+def test_free_log_std_is_appended_to_the_parameters() -> None:
     """A free log std is appended to the parameters and gets the gradient of every row."""
     family = DiagonalGaussian(Box(-1.0, 1.0, (3,)), initial_log_std=-0.5)
     assert family.free_param_size == 3
@@ -32,7 +32,7 @@ def test_free_params_are_the_last_entries() -> None:
 
 @pytest.mark.parametrize("family_class", [DiagonalGaussian, SquashedGaussian])
 @pytest.mark.parametrize("is_free", [False, True])
-def test_limits_of_the_deviation(family_class: Any, is_free: bool) -> None:
+def test_log_std_is_clamped_to_its_limits(family_class: Any, is_free: bool) -> None:
     """A log std is clamped to its limits, with gradient 0 outside; a limit may be None.
 
     The reference has the clamped values as parameters.
@@ -61,7 +61,7 @@ def test_limits_of_the_deviation(family_class: Any, is_free: bool) -> None:
     assert free.tolist() == [7.0] * 4
 
 
-def test_only_a_networks_log_std_is_limited_by_default() -> None:
+def test_free_log_std_is_not_limited_by_default() -> None:
     """A free log std is not limited by default; a state-dependent one is shifted and clamped."""
     space = Box(-1.0, 1.0, (1,))
     params = torch.tensor([0.0, 5.0], requires_grad=True)
@@ -147,14 +147,14 @@ def test_log_prob_of_the_unclipped_action() -> None:
         ({"state_dependent_std": True, "initial_log_std": 3.0}, "initial_log_std"),
     ],
 )
-def test_wrong_settings_are_named(settings_: dict[str, object], key: str) -> None:
+def test_gaussian_settings_out_of_range_raise(settings_: dict[str, object], key: str) -> None:
     """The error contains the setting."""
     with pytest.raises(ConfigError) as caught:
         DiagonalGaussian(Box(-1.0, 1.0, (1,)), **settings_)  # type: ignore[arg-type]
     assert caught.value.key == key
 
 
-def test_what_critics_read_of_clipped_actions() -> None:
+def test_critic_features_of_clipped_actions_are_scaled() -> None:
     """Critic inputs are clipped, not rounded, and scaled by finite bounds; modes are unclipped."""
     low = np.array([-1.0, -np.inf, 0.0, 2.0], dtype=np.float32)
     high = np.array([3.0, np.inf, np.inf, 2.0], dtype=np.float32)

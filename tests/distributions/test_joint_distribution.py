@@ -45,7 +45,7 @@ def test_sizes_are_sums_and_free_params_come_last() -> None:
     assert joint.initial_free_params().tolist() == [-1.0, -1.0, 0.5]
 
 
-def test_values_are_the_sums_over_parts() -> None:
+def test_joint_values_are_sums_over_components() -> None:
     """Samples and modes match the components, given slices of parameters and noise."""
     joint, p, q = make(), randn(4, 3, 17), randn(4, 3, 17, seed=1)
     noise = joint.draw_noise((4, 3), torch.Generator().manual_seed(0))
@@ -68,7 +68,7 @@ def test_values_are_the_sums_over_parts() -> None:
     assert all(torch.equal(a, b) for a, b in split)
 
 
-def test_env_actions_are_in_the_space() -> None:
+def test_joint_env_actions_are_in_the_space() -> None:
     """The flat actions are members of the leaves, and `from_env` inverts `to_env`."""
     space = Dict(
         {"move": Tuple([Box(-1.0, 1.0, (2,)), Discrete(3, start=5)]), "key": MultiDiscrete([2, 3])}
@@ -85,7 +85,7 @@ def test_env_actions_are_in_the_space() -> None:
     assert torch.equal(back["key"], actions["key"])
 
 
-def test_no_parts_is_an_error() -> None:
+def test_joint_distribution_without_components_raises() -> None:
     """A joint distribution without components raises SpaceError."""
     with pytest.raises(SpaceError, match="at least one part"):
         JointDistribution({})

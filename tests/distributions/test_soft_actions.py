@@ -64,7 +64,7 @@ def pieces(
 
 @pytest.mark.parametrize("case", CASES)
 @sweep("n", [5, 0])
-def test_sample_is_that_of_the_parts(case: str, n: int) -> None:
+def test_soft_actions_match_their_components(case: str, n: int) -> None:
     """Samples, gradients and entropies match the components in order.
 
     Stored actions have the same features, and choices with their probabilities.
@@ -109,7 +109,7 @@ def test_sample_is_that_of_the_parts(case: str, n: int) -> None:
     torch.testing.assert_close(sample.choice_log_probs.gather(1, choices).sum(1), chosen)
 
 
-def test_target_entropies() -> None:
+def test_soft_action_target_entropies_match_the_formula() -> None:
     """Targets are -D, or a fraction of the maximum entropy for discrete components."""
     joint = JointDistribution(
         {"move": SINGLE["squashed"], "gear": SINGLE["categorical"], "aim": SINGLE["gaussian"]}
@@ -124,7 +124,7 @@ def test_target_entropies() -> None:
     assert single.tolist() == [[-3.0]] * 3
 
 
-def test_families_without_either_are_named() -> None:
+def test_distribution_without_features_or_choices_raises() -> None:
     """A distribution without features or choices raises an error with the key of its component."""
 
     class Neither(Categorical):

@@ -16,7 +16,7 @@ from maze_train.distributions.gaussian import SquashedGaussian
 LOW, HIGH = np.array([-3.0, 0.0]), np.array([1.0, 0.5])
 
 
-def test_quadrature_error_stays_within_its_promise() -> None:
+def test_squashed_entropy_is_as_accurate_as_documented() -> None:
     """The entropy is as accurate as documented, compared with a fine grid."""
     family = SquashedGaussian(Box(-1.0, 1.0, (1,)))
     for log_std, tolerance in [(-1.0, 1e-9), (0.0, 1e-7), (1.0, 2e-3), (2.0, 0.1)]:
@@ -53,7 +53,7 @@ def test_log_prob_of_a_saturated_action_is_exact() -> None:
 
 
 @sweep("dtype", [np.float32, np.float64])
-def test_to_env_never_leaves_the_bounds(dtype: type) -> None:
+def test_squashed_actions_stay_within_the_bounds(dtype: type) -> None:
     """Saturated actions are mapped exactly to the bounds."""
     rng = np.random.default_rng(0)
     low = rng.normal(size=500).astype(dtype)
@@ -83,7 +83,7 @@ def test_actions_on_the_bounds_are_not_inverted() -> None:
 
 
 @pytest.mark.parametrize(("low", "high"), [(-3.0, 1.0), (0.0, 100.0)])
-def test_what_critics_read_does_not_depend_on_the_bounds(low: float, high: float) -> None:
+def test_squashed_features_do_not_depend_on_the_bounds(low: float, high: float) -> None:
     """Features, log-densities and gradients are identical to those for [-1, 1]."""
     family, unit = (SquashedGaussian(Box(a, b, (3,))) for a, b in [(low, high), (-1.0, 1.0)])
     params, noise = randn(9, 6), randn(9, 3, seed=1)

@@ -47,7 +47,7 @@ def make_problem(n: int, dim: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(returns=RETURNS)
-def test_ranks_are_those_of_pairwise_comparisons(returns: list[float]) -> None:
+def test_centered_ranks_match_pairwise_comparisons(returns: list[float]) -> None:
     """Ranks match pairwise comparisons with ties, sum to 0 and lie in [-0.5, 0.5]."""
     ranks = centered_ranks(double(returns))
     np.testing.assert_allclose(ranks, slow_ranks(returns), rtol=0, atol=1e-15)
@@ -55,7 +55,7 @@ def test_ranks_are_those_of_pairwise_comparisons(returns: list[float]) -> None:
     assert float(ranks.abs().max()) <= 0.5
 
 
-def test_ranks_are_joint() -> None:
+def test_centered_ranks_rank_a_matrix_jointly() -> None:
     """All entries of a matrix are ranked together, and the shape is kept."""
     returns = double([[3.0, 10.0], [-1.0, 3.0], [100.0, 0.0]])
     expected = double([[0.5, 0.8], [0.0, 0.5], [1.0, 0.2]]) - 0.5
@@ -65,7 +65,7 @@ def test_ranks_are_joint() -> None:
 
 
 @sweep("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_utilities_have_the_dtype_of_the_returns(dtype: torch.dtype) -> None:
+def test_utilities_keep_the_dtype_of_returns(dtype: torch.dtype) -> None:
     """Utilities of integers have the default dtype; ranks distinguish large integers."""
     returns = torch.tensor([5.0, 1.0, 1.0, 2.0], dtype=dtype)
     for shaping in SHAPINGS:
@@ -82,7 +82,7 @@ def test_utilities_have_the_dtype_of_the_returns(dtype: torch.dtype) -> None:
     returns=st.lists(st.integers(-1000, 1000), min_size=2, max_size=25),
     scale=st.sampled_from([1.0, 0.1, 1e-8, 1e8]),
 )
-def test_normalized_returns_are_those_of_the_formula(returns: list[int], scale: float) -> None:
+def test_normalized_returns_match_the_formula(returns: list[int], scale: float) -> None:
     """The mean is 0 and the std 1 (with divisor m), or all values are exactly 0."""
     scaled = [scale * r for r in returns]
     result = normalized_returns(double(scaled))
@@ -123,7 +123,7 @@ def test_equal_returns_have_no_gradient(
 
 
 @sweep("shaping", SHAPINGS)
-def test_returns_without_order_are_refused(shaping: str) -> None:
+def test_non_finite_or_missing_returns_raise(shaping: str) -> None:
     """Non-finite returns, no returns and an unknown shaping raise errors."""
     returns = double([[1.0, 4.0], [2.0, -7.0]])
     if shaping == "raw":
@@ -139,7 +139,7 @@ def test_returns_without_order_are_refused(shaping: str) -> None:
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(n=st.integers(1, 8), dim=st.integers(1, 6), seed=st.integers(0, 2**31))
-def test_gradient_is_the_average_of_the_paper(n: int, dim: int, seed: int) -> None:
+def test_es_gradient_matches_the_paper(n: int, dim: int, seed: int) -> None:
     """The gradient is the mean of utility times noise over 2 n policies, in any order of pairs."""
     utilities, noise = make_problem(n, dim, seed)
     gradient = antithetic_gradient(utilities, noise, dim)
@@ -150,7 +150,7 @@ def test_gradient_is_the_average_of_the_paper(n: int, dim: int, seed: int) -> No
     torch.testing.assert_close(permuted, gradient, rtol=1e-11, atol=1e-13)
 
 
-def test_noise_is_read_one_by_one_and_left_alone() -> None:
+def test_es_gradient_accepts_a_generator_of_noise() -> None:
     """Noise may be a generator of overlapping views; the result is a new tensor of its dtype."""
     table = torch.randn(20, generator=torch.Generator().manual_seed(0))
     kept = table.clone()
@@ -192,7 +192,7 @@ def test_wrong_shapes_are_refused(
         antithetic_gradient(torch.ones(utilities), torch.ones(noise), dim)
 
 
-def test_raw_estimate_divided_by_sigma_is_the_gradient() -> None:
+def test_es_estimate_is_within_4_percent_of_the_gradient() -> None:
     """With the factor 1 / (2 n σ), the estimate is within 4% of the gradient."""
     top = torch.linspace(-1.0, 2.0, 8, dtype=torch.float64)
     theta, sigma, n = torch.full((8,), 0.3, dtype=torch.float64), 0.05, 20_000

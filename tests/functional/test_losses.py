@@ -76,7 +76,7 @@ LOSSES: dict[str, tuple[int, Callable[..., Any], Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("name", LOSSES)
 @sweep("shape", [(1,), (20,), (4, 5)])
-def test_losses_are_those_of_the_papers(name: str, shape: tuple[int, ...]) -> None:
+def test_losses_match_the_papers(name: str, shape: tuple[int, ...]) -> None:
     """Losses are means over samples in any order with numerically correct gradients."""
     count, loss, slow = LOSSES[name]
     x, *constants = (row.requires_grad_() for row in samples(1 + count, *shape).unbind())
@@ -95,7 +95,7 @@ def test_losses_are_those_of_the_papers(name: str, shape: tuple[int, ...]) -> No
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_shapes_that_would_broadcast_are_refused(name: str) -> None:
+def test_losses_of_broadcasting_shapes_raise(name: str) -> None:
     """A combination of [N, 1] and [N] raises an error instead of broadcasting."""
     count, loss, _ = LOSSES[name]
     with pytest.raises(ShapeError, match=r"has shape \[4\], expected \[4, 1\]|\[4, 1\], .* \[4\]"):
@@ -131,7 +131,7 @@ def test_two_hot_loss_of_logits() -> None:
     assert torch.autograd.grad(loss, extreme)[0].isfinite().all()
 
 
-def test_support_of_the_two_hot_loss_is_checked() -> None:
+def test_two_hot_loss_with_wrong_support_raises() -> None:
     """The number of logits must match the support, which must not be empty."""
     row = torch.ones(4)
     with pytest.raises(ShapeError, match=r"expected \[\.\.\., 5\] for the integers -2 to 2"):
@@ -155,7 +155,7 @@ def test_kl_estimate_is_never_negative(log_ratios: list[float], scale: float) ->
     assert approximate_kl(torch.tensor(log_ratios) * scale).item() >= 0.0
 
 
-def test_clip_fraction_counts_ratios_outside_of_the_band() -> None:
+def test_clip_fraction_counts_ratios_beyond_the_bounds() -> None:
     """Ratios beyond either bound are counted, and metrics have no gradient."""
     log_ratios = torch.tensor([0.5, 1.0, 1.19, 1.21, 0.81, 0.79]).log().requires_grad_()
     fraction = clip_fraction(log_ratios, 0.2)

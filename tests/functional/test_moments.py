@@ -32,7 +32,7 @@ def merged(data, cuts):
     offset=st.sampled_from([0.0, -3.0, 1e6, -1e6]),
     scale=st.sampled_from([1e-3, 1.0, 1e3]),
 )
-def test_any_split_gives_the_moments_of_all(seed, size, cuts, offset, scale):
+def test_merged_moments_equal_moments_of_all_data(seed, size, cuts, offset, scale):
     """Empty pieces, single samples and large offsets are supported."""
     data = offset + scale * np.random.default_rng(seed).normal(size=(size, 2, 3))
     for pieces in ([min(cut, size) for cut in cuts], range(1, size)):
@@ -54,7 +54,7 @@ def test_equal_samples_have_no_variance():
         assert float(moments.mean) == 0.1
 
 
-def test_an_empty_set_changes_nothing():
+def test_merging_an_empty_set_changes_no_moments():
     """Merging an empty set on either side gives bit-for-bit identical moments."""
     some = batch_moments(torch.tensor([[0.1, 1e6], [0.2, -3.0]]))
     none = batch_moments(torch.zeros(0, 2))
@@ -67,7 +67,7 @@ def test_an_empty_set_changes_nothing():
 
 
 @sweep("dtype", [torch.uint8, torch.int64, torch.float32, torch.bool])
-def test_any_dtype(dtype):
+def test_moments_accept_any_dtype(dtype):
     """Integers and booleans are supported, and moments have no gradient."""
     batch = torch.tensor([[0, 1], [1, 1]]).to(dtype)
     moments = batch_moments(batch)

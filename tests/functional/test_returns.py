@@ -24,7 +24,7 @@ RTOL = 1e-9
 
 @sweep("trailing", [(), (1,), (2, 3)])
 @sweep("num_steps", [1, 2, 3, 4, 5, 7, 8, 9, 63, 64, 65, 200])
-def test_recurrence_is_the_loop(num_steps: int, trailing: tuple[int, ...]) -> None:
+def test_recurrence_equals_a_loop(num_steps: int, trailing: tuple[int, ...]) -> None:
     """Recursive doubling matches the row-by-row loop for every length and shape."""
     rng = np.random.default_rng(num_steps)
     inputs = rng.normal(size=(num_steps, *trailing))
@@ -36,7 +36,7 @@ def test_recurrence_is_the_loop(num_steps: int, trailing: tuple[int, ...]) -> No
     assert (decays == before[1]).all()
 
 
-def test_recurrence_keeps_the_wider_dtype_and_refuses_wrong_shapes() -> None:
+def test_recurrence_keeps_the_wider_dtype() -> None:
     """Both tensors must have the same shape with a time dimension."""
     single, double = torch.ones(3), torch.ones(3, dtype=torch.float64)
     for pair in ((single, double), (double, single)):
@@ -48,7 +48,7 @@ def test_recurrence_keeps_the_wider_dtype_and_refuses_wrong_shapes() -> None:
         backward_recurrence(torch.ones(()), torch.ones(()))
 
 
-def test_ends_become_arrays() -> None:
+def test_end_codes_become_discounts_and_lambdas() -> None:
     """Termination zeroes the discount; lambda is 0 at each end and before invalid rows."""
     columns = torch.tensor([[0, 1, 0, 2, 0], [0, 3, 0, 4, 0], [0, 5, 5, 0, 0]], dtype=torch.uint8)
     discounts, lambdas = discounts_and_lambdas(columns.T, 0.5, 0.25)
@@ -66,7 +66,7 @@ def test_ends_become_arrays() -> None:
     gamma=st.sampled_from([0.0, 0.99, 1.0]),
     gae_lambda=st.sampled_from([0.0, 0.5, 1.0]),
 )
-def test_estimators_follow_their_definitions(
+def test_estimators_match_their_definitions(
     num_steps: int, num_envs: int, seed: int, gamma: float, gae_lambda: float
 ) -> None:
     """Advantages match explicit sums over each episode, for every kind of end."""
@@ -79,7 +79,7 @@ def test_estimators_follow_their_definitions(
     np.testing.assert_allclose(advantages, expected, rtol=RTOL, atol=1e-12)
 
 
-def test_estimates_carry_no_gradient() -> None:
+def test_advantages_and_returns_have_no_gradient() -> None:
     """Advantages and returns have no gradient, also if values have one."""
     values = torch.randn(4, 2, requires_grad=True)
     ones = torch.ones(4, 2)
@@ -88,7 +88,7 @@ def test_estimates_carry_no_gradient() -> None:
     assert not explained_variance(values, ones).requires_grad
 
 
-def test_estimators_refuse_wrong_shapes() -> None:
+def test_estimators_raise_for_wrong_shapes() -> None:
     """The error contains the tensor, both shapes and the reference tensor."""
     ones = torch.ones(4, 2)
     with pytest.raises(
@@ -105,7 +105,7 @@ def test_normalized_advantages_have_mean_zero_and_std_one() -> None:
 
 
 @sweep("size", [0, 1])
-def test_fewer_than_two_advantages_stay(size: int) -> None:
+def test_normalization_keeps_a_single_advantage(size: int) -> None:
     """A single advantage, which has no std, is unchanged instead of NaN."""
     advantages = torch.full((size,), 7.0)
     assert torch.equal(normalize_advantages(advantages), advantages)
@@ -113,7 +113,7 @@ def test_fewer_than_two_advantages_stay(size: int) -> None:
 
 @sweep("value", [0.0, 0.1, 1000.3])
 @sweep("size", [2, 64, 1000])
-def test_equal_advantages_become_zero(value: float, size: int) -> None:
+def test_normalized_equal_advantages_are_zero(value: float, size: int) -> None:
     """Equal advantages become 0, also if their mean is rounded."""
     assert not normalize_advantages(torch.full((size,), value)).any()
 
@@ -143,6 +143,6 @@ def test_explained_variance_of_known_predictions() -> None:
 
 @sweep("value", [0.0, 0.1, -3.3, 1000.3])
 @sweep("size", [1, 2, 64, 1000])
-def test_constant_targets_explain_nothing(value: float, size: int) -> None:
+def test_explained_variance_of_constant_targets_is_zero(value: float, size: int) -> None:
     """Targets without variance give 0, also if their computed variance is not exactly 0."""
     assert explained_variance(torch.randn(size), torch.full((size,), value)).item() == 0.0

@@ -8,7 +8,7 @@ from maze_train.core.checks import check_same_shape
 from maze_train.core.errors import ShapeError
 
 
-def test_message_names_both_tensors_and_both_shapes() -> None:
+def test_shape_error_names_tensors_and_shapes() -> None:
     """The first tensor is the reference, and the first tensor with another shape is named."""
     with pytest.raises(
         ShapeError, match=r"^values has shape \[5, 2\], expected \[5, 3\] like rewards$"
@@ -19,7 +19,7 @@ def test_message_names_both_tensors_and_both_shapes() -> None:
 
 
 @sweep("shapes", [((4,), (4, 1)), ((4, 1), (4,)), ((1,), ()), ((2, 3), (3, 2))])
-def test_shapes_that_broadcast_or_transpose_are_refused(
+def test_check_same_shape_raises_for_broadcasting_shapes(
     shapes: tuple[tuple[int, ...], ...],
 ) -> None:
     """Shapes must be equal, not only the number of elements; dtypes may differ."""

@@ -129,7 +129,7 @@ def make_case(name, size):
 
 @SIZES
 @ALL
-def test_policy_loss_is_an_expectation_over_joint_choices(name, size):
+def test_soft_policy_loss_is_an_expectation_over_joint_choices(name, size):
     """Loss, values and gradients match the expectation of minimum Q-values plus entropy terms."""
     case = make_case(name, size)
     leaves = [case.q, *([case.log_probs] if case.problem.continuous else [])]
@@ -144,7 +144,7 @@ def test_policy_loss_is_an_expectation_over_joint_choices(name, size):
 
 
 @pytest.mark.parametrize("name", ["masked", "masked hybrid"])
-def test_what_critics_say_of_illegal_choices_makes_no_difference(name):
+def test_critic_values_of_illegal_choices_are_ignored(name):
     """No value, loss or gradient depends on the critic values of illegal choices."""
     case = make_case(name, 2)
     other = torch.where(case.legal, case.q.detach(), 1e6 * torch.randn(2, *case.legal.shape))

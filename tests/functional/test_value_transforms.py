@@ -26,7 +26,7 @@ def wide_range(dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
-def test_reduce_scale_is_the_formula_of_the_paper(epsilon: float) -> None:
+def test_reduce_scale_matches_the_paper(epsilon: float) -> None:
     """The map and its inverse match the published formulas in float64, for both signs."""
     transform = ReduceScaleValueTransform(epsilon)
     for x in (-1e4, -100.0, -3.0, -0.5, 0.0, 0.5, 3.0, 100.0, 1e4):
@@ -45,7 +45,7 @@ def test_reduce_scale_is_the_formula_of_the_paper(epsilon: float) -> None:
 
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=repr)
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 3e-6)])
-def test_inverse_undoes_the_transform(
+def test_value_transform_inverse_undoes_the_transform(
     transform: ValueTransform, dtype: torch.dtype, rtol: float
 ) -> None:
     """h^-1(h(x)) = x and h(h^-1(y)) = y for both signs and all magnitudes, also in float32."""
@@ -91,7 +91,7 @@ def test_numbers_and_arrays_become_tensors(transform: ValueTransform) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -1e-3, math.inf, math.nan])
-def test_settings_out_of_range_are_refused(value: float) -> None:
+def test_value_transform_epsilon_out_of_range_raises(value: float) -> None:
     """Epsilon must be finite and > 0; the error names it."""
     with pytest.raises(ConfigError, match="epsilon"):
         ReduceScaleValueTransform(value)
@@ -130,7 +130,7 @@ def test_two_hot_round_trip(support_range: tuple[int, int]) -> None:
     torch.testing.assert_close(recovered, scalars, rtol=1e-9, atol=1e-9)
 
 
-def test_support_is_checked() -> None:
+def test_two_hot_with_wrong_support_raises() -> None:
     """The number of logits must match the support, which must not be empty."""
     with pytest.raises(ShapeError, match=r"logits has shape \[3, 10\], expected \[\.\.\., 11\]"):
         support_to_scalar(torch.zeros(3, 10), (0, 10))

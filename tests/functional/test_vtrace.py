@@ -63,7 +63,7 @@ def assert_close(result: VTraceReturns, vs: Any, pg_advantages: Any) -> None:
     seed=st.integers(0, 2**31),
     bounds=st.tuples(THRESHOLDS, THRESHOLDS, THRESHOLDS),
 )
-def test_vtrace_is_the_sum_of_the_paper(
+def test_vtrace_matches_the_paper(
     num_steps: int, batch: tuple[int, ...], seed: int, bounds: tuple[float | None, ...]
 ) -> None:
     """Results match for any length, shape, thresholds, discounts and lambdas, including 0."""
@@ -75,7 +75,7 @@ def test_vtrace_is_the_sum_of_the_paper(
 @sweep("seed", range(5))
 @sweep("gae_lambda", [0.0, 0.5, 1.0])
 @sweep("thresholds", [(1.0, 1.0, 1.0), (3.7, 2.2, 1.5), (None, None, None)])
-def test_on_policy_it_is_the_lambda_return(
+def test_vtrace_equals_lambda_returns_on_policy(
     gae_lambda: float, thresholds: tuple[float | None, float | None, float | None], seed: int
 ) -> None:
     """Equal policies give n-step returns and generalized advantages, cut at every end."""
@@ -91,7 +91,7 @@ def test_on_policy_it_is_the_lambda_return(
 
 @sweep("dtype", [torch.float32, torch.float64])
 @sweep("threshold", [None, 1.0])
-def test_huge_log_ratios_stay_finite(dtype: torch.dtype, threshold: float | None) -> None:
+def test_vtrace_of_huge_log_ratios_is_finite(dtype: torch.dtype, threshold: float | None) -> None:
     """Overflowing weights give finite results, also for a discount, error or lambda of 0."""
     steps = make_steps((8, 4), seed=4)
     steps.log_rhos[:] = 1e4 * np.sign(steps.log_rhos)
@@ -142,7 +142,7 @@ def test_no_gradient_and_arguments_stay() -> None:
 
 
 @pytest.mark.parametrize("shape", [(6, 3), (5,)])
-def test_a_single_sequence(shape: tuple[int, ...]) -> None:
+def test_vtrace_accepts_a_single_sequence(shape: tuple[int, ...]) -> None:
     """Next values are the values of the next row, and the bootstrap value in the last row.
 
     Without a batch dimension, the bootstrap value is a scalar.
@@ -164,7 +164,7 @@ def test_a_single_sequence(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("form", [(6, 3), (6, 3, 1), (6, 3, 4)])
-def test_several_values_per_step(form: tuple[int, ...]) -> None:
+def test_vtrace_accepts_several_values_per_step(form: tuple[int, ...]) -> None:
     """Weights, discounts, rewards and lambdas of a step apply to all its values."""
     rng = np.random.default_rng(8)
     values, bootstrap = rng.normal(size=(6, 3, 4)), rng.normal(size=(3, 4))
@@ -232,7 +232,9 @@ SEVERAL = torch.ones(4, 2, 3), torch.ones(2, 3)
         ),
     ],
 )
-def test_wrong_shapes_and_parts_are_named(function: Any, arguments: Any, message: str) -> None:
+def test_vtrace_raises_for_wrong_shapes_and_components(
+    function: Any, arguments: Any, message: str
+) -> None:
     """The error contains the argument, its shape or components, and the expected ones."""
     with pytest.raises(ShapeError, match=message):
         function(*arguments)
@@ -240,14 +242,14 @@ def test_wrong_shapes_and_parts_are_named(function: Any, arguments: Any, message
 
 @sweep("key", KEYS)
 @sweep("threshold", [0.0, -1.0, math.nan])
-def test_thresholds_that_mean_nothing_are_refused(key: str, threshold: float) -> None:
+def test_vtrace_raises_for_invalid_thresholds(key: str, threshold: float) -> None:
     """The error contains the threshold and how to disable clipping."""
     arguments = tensors(make_steps((2, 2), seed=0))
     with pytest.raises(ConfigError, match=rf"^{key} = .*or None for no clipping"):
         vtrace(*arguments, **{key: threshold})  # type: ignore[arg-type]
 
 
-def test_log_rhos_of_several_parts_are_summed() -> None:
+def test_log_rhos_are_summed_over_components() -> None:
     """The ratio of a joint action is the product over its components, in any order."""
     rng = np.random.default_rng(0)
     target = {key: torch.from_numpy(rng.normal(size=(5, 3))) for key in ("a", "b", "c")}
@@ -280,7 +282,7 @@ def make_policies(name: str) -> tuple[Any, torch.Tensor, torch.Tensor, Any]:
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_from_logits_is_from_importance_weights(name: str) -> None:
+def test_vtrace_from_logits_equals_from_importance_weights(name: str) -> None:
     """The parameters of two policies give the weights of the joint actions."""
     distribution, behaviour, target, actions = make_policies(name)
     behaviour.requires_grad_()
@@ -303,7 +305,7 @@ def test_from_logits_is_from_importance_weights(name: str) -> None:
     assert (result.log_rhos < -0.1).any()
 
 
-def test_parameters_by_part() -> None:
+def test_vtrace_from_logits_accepts_mappings_of_components() -> None:
     """Mappings by component give log-probabilities by component and the weights of the whole."""
     joint, behaviour, target, actions = make_policies("dict")
     mu, pi = (dict(zip(joint.parts, joint.split(p), strict=True)) for p in (behaviour, target))

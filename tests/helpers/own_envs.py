@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -132,6 +135,26 @@ class FaultyEnv(SpacesEnv):
             if self.fault == "nan_observation":
                 obs = np.full(3, np.nan, np.float32)
         return obs, reward, terminated, truncated, info
+
+
+class DiesOnce(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Wrapper that kills the first worker process that makes `at` steps in one environment.
+
+    The marker is a file that exists until then.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], marker: str, at: int = 13) -> None:
+        super().__init__(env)
+        self.marker, self.at = Path(marker), at
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step, or kill the process."""
+        self.at -= 1
+        if self.at == 0 and multiprocessing.parent_process() is not None:
+            with suppress(FileNotFoundError):
+                self.marker.unlink()  # by one process only
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
 
 
 def make_env(length: int = 3) -> SpacesEnv:

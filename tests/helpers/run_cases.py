@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 OWN = [
-    *("agent_envs", "goal_envs", "own_callbacks", "own_envs", "own_networks", "own_parts"),
-    "own_policies",
+    *("agent_envs", "called_envs", "goal_envs", "own_callbacks", "own_dqn", "own_envs"),
+    *("own_networks", "own_parts", "own_policies"),
     *("run_cases", "benchmarks"),
 ]
 SMALL: dict[str, Any] = {
@@ -100,6 +100,25 @@ MEMORY = {"model": "vector_rnn", "model.rnn.size": 8}
 DICT_ENV = {"env": {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "tuple"}}}
 POLES = {"_target_": "benchmarks.tensor_cartpole.TensorCartPole", "backend": "tensor"}
 DEMONSTRATIONS = {"_target_": "run_cases.demonstrations"}
+MASKS = {"env": {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "mask", "action": "choice"}}}
+LEVELS = {"env": {"_target_": "called_envs.LevelEnv"}}
+KEPT_LEVELS = {"env": {"_target_": "called_envs.KeptLevelEnv"}}
+
+
+def called(env: dict[str, Any], *, draws: bool = False) -> dict[str, Any]:
+    """Return the settings of a run whose callback calls environments at every update."""
+    return {**env, "callbacks": [{"_target_": "called_envs.Caller", "draws": draws}]}
+
+
+CURRICULUM = {
+    **LEVELS,
+    "curriculum.stages": [
+        {**until, "attributes": {"level": float(level)}}
+        for level, until in enumerate([{}, {"above": 0.2}, {"steps": 150}, {"above": 0.2}])
+    ],
+    "curriculum.window": 1,
+    "curriculum.evaluate": True,
+}
 
 
 def changing(*changes: Any) -> dict[str, Any]:
@@ -151,6 +170,14 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     "ppo, simulator": {"env": POLES},
+    "ppo, masks": MASKS,
+    "ppo, own network": {"model.policy": {"_target_": "own_networks.OwnNet"}},
+    "ppo, calls": called(LEVELS),
+    "ppo, calls that draw": called(KEPT_LEVELS, draws=True),
+    "ppo, calls of a simulator": called(
+        {"env": {"_target_": "called_envs.LevelSimulator", "backend": "tensor"}}
+    ),
+    "ppo, curriculum": CURRICULUM,
     "a2c": {},
     "a2c, memory": MEMORY,
     "a2c, actors with memory": {**DICT_ENV, **MEMORY, "runner.envs_per_actor": 1},
@@ -176,6 +203,16 @@ CASES: dict[str, dict[str, Any]] = {
         "model.normalization.n_steps": 100,
     },
     "sac, simulator": {"env": POLES},
+    "sac, masks": MASKS,
+    "sac, curriculum": CURRICULUM,
+    "sac, relabelled curriculum": {
+        "env": {"_target_": "called_envs.ReachEnv"},
+        "algorithm.replay_buffer": "her",
+        "curriculum.stages": [
+            {"attributes": {"reach": 0.9}},
+            {"steps": 100, "attributes": {"reach": 0.3}},
+        ],
+    },
     "td3": {},
     "td3, several boxes": {
         **NORMALISED,
@@ -189,6 +226,11 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm.n_step_returns": 2,
     },
     "dqn": {},
+    "dqn, masks": MASKS,
+    "dqn, own algorithm": {
+        "algorithm": {"_target_": "own_dqn.DQNConfig"},
+        "algorithm.initial_buffer_size": 40,
+    },
     "dqn, changes": changing((9, "epsilon", 0.7), (35, "lr", 1e-3)),
     "dqn, all options": {
         "algorithm.dueling": True,
@@ -202,6 +244,7 @@ CASES: dict[str, dict[str, Any]] = {
     "impala, changes": changing(
         (2, "entropy_coef", 0.1), (4, "lr", 1e-3), (7, "vtrace_clip_rho_threshold", None)
     ),
+    "impala, calls": called(LEVELS),
     "impala, old weights": {**DICT_ENV, "algorithm.broadcast_interval": 2},
     "impala, normalised": {**PENDULUM, **NORMALISED, "algorithm.broadcast_interval": 5},
     "impala, replay": {
@@ -239,6 +282,8 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm.optimizer": {"_target_": "torch.optim.Adam", "amsgrad": True},
     },
     "es, memory": {**MEMORY, **NORMALISED},
+    "es, calls": called(KEPT_LEVELS, draws=True),
+    "es, curriculum": CURRICULUM,
     "es, wrapped": {"algorithm.policy_wrapper": {"_target_": "own_networks.Rule"}},
     "es, steps end it": {"total_steps": 700, "algorithm.n_epochs": 0, "algorithm.lr": "linear_0.1"},
     "bc": {},
@@ -337,6 +382,9 @@ CASES |= {
 }
 
 
+ONLY_DQN = ("algorithm.target_update_interval", "algorithm.epsilon")
+
+
 def algorithm_of(case: str) -> str:
     """Return the algorithm of a case."""
     return case.removeprefix("agents: ").partition(",")[0]
@@ -368,6 +416,8 @@ def settings(case: str, run_dir: Path, **changes: Any) -> dict[str, Any]:
     """Return the settings of a run; the dataset of BC is next to the run directory."""
     algorithm = algorithm_of(case)
     given = {**SMALL, "algorithm": algorithm, **ALGORITHMS[algorithm], **CASES[case]}
+    if isinstance(given["algorithm"], dict):  # options of the other algorithm do not apply
+        given = {key: value for key, value in given.items() if key not in ONLY_DQN}
     if algorithm == "bc":
         given["runner.dataset"] = str(data_for(case, run_dir.parent / "data"))
     return {**given, "run_dir": str(run_dir), **changes}
@@ -402,9 +452,9 @@ def parts_of(checkpoint: Path) -> dict[str, int]:
 
 
 def assert_same_training(run_dir: Path, other: Path) -> None:
-    """Check that all results are identical, except the number of steps that ES discards."""
-    dropped = "population/steps_dropped"
-    rows, others = ([{**row, dropped: ""} for row in rows_of(path)] for path in (run_dir, other))
+    """Check that all results are identical, except restarts and the steps that ES discards."""
+    ignored = dict.fromkeys(("population/steps_dropped", "train/worker_restarts"), "")
+    rows, others = ([{**row, **ignored} for row in rows_of(path)] for path in (run_dir, other))
     assert len(rows) >= 3
     assert rows == others
     state, wanted = ({**final_state(path), "steps_dropped": 0} for path in (run_dir, other))

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from called_envs import LevelEnv
-from run_cases import ALGORITHMS, LOCAL, SMALL, TWO_EPOCHS, assert_same_training, go_on
-from short_runs import rows, short_run, written_config
+from short_runs import rows, short_run
 
 from maze_train import ConfigError, train
 from maze_train.core.errors import CallbackError
@@ -179,48 +178,6 @@ def test_clones_have_no_curriculum(tmp_path: Path) -> None:
     given = {"curriculum.stages": by_level(), "runner.dataset": str(tmp_path)}
     with pytest.raises(ConfigError, match=r"curriculum.stages = 1: bc does not use environments"):
         train(env="CartPole-v1", algorithm="bc", **given)
-
-
-@pytest.mark.parametrize("algorithm", ["ppo", "es"])
-def test_resumed_runs_continue_their_curriculum(algorithm: str, tmp_path: Path) -> None:
-    """Stage, window and environments are restored."""
-    stages = by_level({"above": 0.2}, {"steps": 150}, {"above": 0.2}, {"above": 0.2})
-    given: dict[str, Any] = {
-        **SMALL,
-        **LEVELS,
-        "algorithm": algorithm,
-        **ALGORITHMS[algorithm],
-        "curriculum.stages": stages,
-        "curriculum.window": 1,
-        "curriculum.evaluate": True,
-    }
-    limit = {"algorithm.n_epochs": 4} if algorithm == "es" else {"algorithm.n_epochs": 0}
-    train(**given, run_dir=str(tmp_path / "straight"))
-    train(**{**given, **TWO_EPOCHS, **LOCAL, "run_dir": str(tmp_path / "halves")})
-    go_on(resume=str(tmp_path / "halves"), trust=["called_envs"], **limit)
-    assert_same_training(tmp_path / "halves", tmp_path / "straight")
-    found = [row["curriculum/stage"] for row in rows(tmp_path / "straight")]
-    assert len(set(found)) > 2
-    assert written_config(tmp_path / "straight")["curriculum"]["window"] == 1
-    with pytest.raises(ConfigError, match=r"curriculum.window = 2: .* affects the results"):
-        go_on(resume=str(tmp_path / "halves"), trust=["called_envs"], **{"curriculum.window": 2})
-
-
-def test_relabelled_rewards_follow_the_curriculum(tmp_path: Path) -> None:
-    """Hindsight replay uses the rewards of the current stage."""
-    stages = [{"attributes": {"reach": 0.9}}, {"steps": 100, "attributes": {"reach": 0.3}}]
-    given: dict[str, Any] = {
-        **SMALL,
-        **ALGORITHMS["sac"],
-        "algorithm": "sac",
-        "algorithm.replay_buffer": "her",
-        "env": {"_target_": "called_envs.ReachEnv"},
-        "curriculum.stages": stages,
-    }
-    train(**given, run_dir=str(tmp_path / "straight"))
-    train(**{**given, **TWO_EPOCHS, "run_dir": str(tmp_path / "halves")})
-    go_on(resume=str(tmp_path / "halves"), trust=["called_envs"], **{"algorithm.n_epochs": 0})
-    assert_same_training(tmp_path / "halves", tmp_path / "straight")
 
 
 @pytest.mark.usefixtures("empty_directory")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from called_envs import LevelEnv
 from cases import everyday
-from killed_runs import differences, final_state, run_in_child
+from killed_runs import differences, final_state
 from recorded import record
-from run_cases import ALGORITHMS, FORK, LOCAL, SMALL, TWO_EPOCHS, assert_same_training, go_on
+from run_cases import ALGORITHMS, FORK, LOCAL, SMALL, TWO_EPOCHS, go_on
 from short_runs import rows, short_run, summary
 
 from maze_train import Callback, CallbackError, ConfigError, train
@@ -40,26 +40,6 @@ def settings(case: str, run_dir: Path, **changes: Any) -> dict[str, Any]:
     caller = {"_target_": "called_envs.Caller", "draws": own.pop("draws", False)}
     given = {**SMALL, **LEVELS, "algorithm": algorithm, **ALGORITHMS[algorithm], **own}
     return {**given, "callbacks": [caller], "run_dir": str(run_dir), **changes}
-
-
-@pytest.mark.parametrize("case", everyday(3, CASES))
-def test_resumed_runs_repeat_calls(case: str, tmp_path: Path) -> None:
-    """Runs stopped within episodes and resumed, also on another runner, repeat calls."""
-    local = {} if "impala" in case or "simulator" in case else LOCAL
-    train(**settings(case, tmp_path / "straight"))
-    train(**settings(case, tmp_path / "halves", **TWO_EPOCHS, **local))
-    limit = {"algorithm.n_epochs": 4} if case.startswith("es") else {"algorithm.n_epochs": 0}
-    go_on(resume=str(tmp_path / "halves"), trust=TRUST, **limit)
-    assert_same_training(tmp_path / "halves", tmp_path / "straight")
-
-
-def test_killed_runs_repeat_calls(tmp_path: Path) -> None:
-    """Runs killed in an update after calls within episodes repeat calls."""
-    assert run_in_child(settings("ppo", tmp_path / "straight")) == 0
-    given = settings("ppo", tmp_path / "killed", resume="auto")
-    assert run_in_child(given, "update", 17) == -9
-    assert run_in_child({**given, **LOCAL}) == 0
-    assert_same_training(tmp_path / "killed", tmp_path / "straight")
 
 
 class CallOnce(Callback):
@@ -94,7 +74,7 @@ class CallOnce(Callback):
 
 @pytest.mark.usefixtures("empty_directory")
 @pytest.mark.parametrize("algorithm", ["ppo", "es"])
-def test_evaluation_environments_are_called_on_request(algorithm: str) -> None:
+def test_call_envs_reaches_evaluation_environments_on_request(algorithm: str) -> None:
     """Evaluation environments are called only with `evaluate=True`."""
     found = {}
     for evaluate in (False, True):
@@ -118,7 +98,7 @@ def test_evaluation_environments_are_called_on_request(algorithm: str) -> None:
         ("on_checkpoint", ("keep", []), CallbackError, "not available in on_checkpoint, because"),
     ],
 )
-def test_calls_that_end_a_run(hook: str, call: Any, error: Any, message: str) -> None:
+def test_failing_calls_end_the_run(hook: str, call: Any, error: Any, message: str) -> None:
     """Failed calls end the run before the next rollout or in the callback."""
     with pytest.raises(error, match=message):
         short_run(callbacks=[CallOnce(hook, *call)], **LEVELS)
@@ -141,9 +121,7 @@ FAILING: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.mark.usefixtures("empty_directory")
 @pytest.mark.parametrize("case", everyday(6, FAILING))
-def test_runs_can_be_resumed_after_a_call_that_failed(
-    case: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checkpoints_contain_no_failed_call(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Checkpoints contain no failed call, so a corrected run continues.
 
     A worker is restarted once, since another restart would not help.
@@ -165,7 +143,9 @@ def test_runs_can_be_resumed_after_a_call_that_failed(
 
 
 @pytest.mark.usefixtures("empty_directory")
-def test_resumed_runs_ignore_calls_at_their_start(capsys: pytest.CaptureFixture[str]) -> None:
+def test_calls_in_on_run_start_have_no_effect_in_resumed_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Calls in `on_run_start` are in the checkpoint and not repeated."""
     caller = CallOnce("on_run_start", "set_level", 1)
     short_run(callbacks=[caller], **LEVELS, **TWO_EPOCHS)
@@ -178,7 +158,7 @@ def test_resumed_runs_ignore_calls_at_their_start(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.usefixtures("empty_directory")
-def test_runs_that_are_stopped_in_their_first_update_have_started() -> None:
+def test_checkpoint_of_the_first_update_contains_calls_at_the_start() -> None:
     """Calls at the start are in the checkpoint of the first update."""
     env = {"_target_": "called_envs.InterruptsOnce", "kwargs": {"marker": "stopped"}}
     caller = CallOnce("on_run_start", "keep", [])
@@ -191,7 +171,7 @@ def test_runs_that_are_stopped_in_their_first_update_have_started() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", everyday(1, ["ppo", "ppo, actors", "es"]))
-def test_workers_that_die_in_a_call(case: str, tmp_path: Path) -> None:
+def test_workers_that_die_in_a_call_are_restarted(case: str, tmp_path: Path) -> None:
     """Workers are restarted, and results are unchanged."""
     marker = tmp_path / "died"
     env = {"_target_": "called_envs.LevelEnv", "kwargs": {"marker": str(marker)}}

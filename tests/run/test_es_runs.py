@@ -2,50 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cases import everyday
 from es_problems import WalkEnv
 from own_envs import SpacesEnv
-from short_runs import FORK, rows, short_run, summary
+from short_runs import short_run, summary
 from torch import nn
 
 from maze_train import load_policy
-from maze_train.algorithms.es.trainer import STATISTICS_STEPS
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
 OWN = ["test_es_runs", "es_problems", "own_parts", "own_envs"]
-
-
-class KilledEnv(WalkEnv):
-    """Environment that kills its process at a step, once for each file in a directory.
-
-    Args:
-        kills: Directory of the files.
-        at: Step of the environment, counted over all episodes.
-    """
-
-    def __init__(self, kills: str, at: int) -> None:
-        super().__init__()
-        self.kills, self.at = Path(kills), at
-
-    def step(self, action: Any) -> Any:
-        if self.steps == self.at:
-            for path in self.kills.iterdir():
-                with suppress(FileNotFoundError):  # removed by another process
-                    path.unlink()
-                    os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(action)
 
 
 class Reckless(nn.Module):
@@ -66,24 +38,6 @@ class Reckless(nn.Module):
 def es_run(run_dir: str = "run", env: Any = WalkEnv, **overrides: Any) -> Any:
     """Run ES for a few updates, by default with episodes of different lengths."""
     return short_run(run_dir, "es", env=env, **overrides)
-
-
-def compared(run_dir: str) -> list[dict[str, str]]:
-    """Return the rows of metrics.csv without clocks, dropped steps and restarts."""
-    left_out = ("population/steps_dropped", "train/worker_restarts")
-    return [{k: v for k, v in row.items() if k not in left_out} for row in rows(run_dir)]
-
-
-def assert_equal_runs(run_dir: str, other: str) -> None:
-    """Assert that all metrics and the best weights are bit-for-bit identical."""
-    assert len(compared(run_dir)) > 0
-    assert compared(run_dir) == compared(other)
-    weights, others = (load_policy(name, trust=OWN).model.state_dict() for name in (run_dir, other))
-    assert weights.keys() == others.keys()
-    assert all(torch.equal(weights[name], others[name]) for name in weights)
-    one, two = (summary(name) for name in (run_dir, other))
-    for key in ("env_steps", "updates", "best_metric", "best_epoch", "final_eval_return_mean"):
-        assert one[key] == two[key], key
 
 
 # -- dev -----------------------------------------------------------------------------------------
@@ -147,32 +101,3 @@ def test_a_wrapper_acts_and_is_saved() -> None:
 
 
 # -- local ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mode", "at"), everyday(1, [("none", 24), ("running", STATISTICS_STEPS + 12)], are_rows=True)
-)
-def test_killed_workers_make_no_difference(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], mode: str, at: int
-) -> None:
-    """Killed workers are restarted, with identical results."""
-    more = {
-        "model.normalization.mode": mode,
-        "algorithm.n_timesteps_per_update": 300,
-        "algorithm.deterministic": False,
-        "evaluation.n_episodes": 0,
-    }
-    es_run("dev", **more)
-    kills = tmp_path / "kills"
-    kills.mkdir()
-    for name in "ab":
-        (kills / name).touch()
-    settings = {**FORK, "runner.n_workers": 2, "runner.on_worker_failure": "restart"}
-    es_run("local", lambda: KilledEnv(str(kills), at), **more, **settings)
-    assert list(kills.iterdir()) == []
-    assert_equal_runs("local", "dev")
-    restarts = [float(row["train/worker_restarts"] or 0) for row in rows("local")]
-    assert sum(restarts) == 2
-    error = capfd.readouterr().err
-    assert len(re.findall(r"warning: worker \d .* episodes are repeated", error)) == 2

@@ -103,24 +103,6 @@ def test_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @exhaustive
-@pytest.mark.parametrize(
-    ("case", "n_workers"), [("actors and learners of ppo", 2), ("es", 3), ("calls in ppo", 2)]
-)
-def test_machines_change_no_number(case: str, n_workers: int, on_two_machines: Any) -> None:
-    """Results with workers on two machines are identical to one process.
-
-    `test_a_machine_that_is_lost` compares PPO without actors.
-    """
-    algorithm = case.rpartition(" ")[2]
-    short_run("dev", algorithm, **CASES[case])
-    assert float(rows("dev")[-1]["train/episodes"]) > 0
-    how = {**RAY, "runner.n_workers": n_workers, "runner.placement": "SPREAD"}
-    how["evaluation.asynchronous"] = algorithm == "es"
-    short_run("ray", algorithm, **CASES[case], **how, **{"runner.cpus_per_learner": 0.5})
-    assert rows("ray") == rows("dev")
-
-
-@exhaustive
 def test_rollouts(on_two_machines: Any) -> None:
     """Episodes are identical on every runner."""
     play(**RANDOM, output_dir="dev", n_episodes=12)

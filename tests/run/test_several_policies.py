@@ -12,7 +12,7 @@ import yaml
 from cases import everyday
 from own_policies import TakesOne
 from rollouts import play, rows
-from short_runs import FORK, short_run, summary
+from short_runs import short_run, summary
 
 from maze_train import ConfigError, RolloutRunner, load_rollout_config, open_dataset
 
@@ -207,19 +207,6 @@ def test_random_actions_of_agents_that_are_not_named() -> None:
     few = {"runner.concurrency": 3, "output_dir": "few"}
     play_heaps(policy="random", policies={"second": Engine}, n_episodes=20, **few)
     assert rows("few") == rows("out")
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_processes_change_no_number() -> None:
-    """Results are identical in worker processes."""
-    run("run")
-    policies = {"second": "random", "referee": ONE}
-    for name, place in (("dev", {}), ("local", {**FORK, "runner.n_workers": 2})):
-        given = {"run": "run", "policies": policies, "deterministic": False, **place}
-        play_heaps(**given, n_episodes=12, output_dir=name)
-    assert rows("local") == rows("dev")
-    assert summary("local")["agents"] == summary("dev")["agents"]
 
 
 def test_the_configuration_that_is_written_repeats_the_rollout() -> None:

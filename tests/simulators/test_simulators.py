@@ -69,7 +69,7 @@ def collector_of(
         are_rows=True,
     ),
 )
-def test_numbers_are_those_of_arrays(algorithm, changes, tmp_path):
+def test_tensor_and_array_environments_give_identical_metrics(algorithm, changes, tmp_path):
     """Tensor and array environments lead to bit-for-bit identical metrics."""
     for name, env in (("tensors", POLES), ("arrays", ARRAYS)):
         changes = {**changes, "total_steps": 256}
@@ -133,7 +133,7 @@ class RobotWithLast(Robot):
 
 @pytest.mark.parametrize("style", ["five results", "four results"])
 @pytest.mark.parametrize("truncation", ["bootstrap_previous", "as_termination", "final_obs"])
-def test_a_time_limit_is_what_the_setting_says(truncation, style, capsys):
+def test_truncation_setting_selects_the_bootstrap_value(truncation, style, capsys):
     """Advantages match a reference for each setting of `env.truncation`, in two rollouts."""
     gives = truncation == "final_obs"
     settings = {} if gives else {"truncation": truncation}
@@ -160,7 +160,7 @@ def test_a_time_limit_is_what_the_setting_says(truncation, style, capsys):
     assert notes == (0 if gives else 1)
 
 
-def test_numbers_of_infos_are_metrics():
+def test_simulator_infos_become_metrics():
     """Infos per environment are recorded at episode ends, scalar infos at every step."""
     keys = ["Episode_Reward/alive", "height"]
     collector, model = collector_of(Robot, 7, info_keys=keys)
@@ -198,7 +198,7 @@ class Sparse(Robot):
         return obs, rewards.double(), terminated, truncated, info
 
 
-def test_infos_of_some_steps_that_are_written_in_place():
+def test_infos_written_in_place_belong_to_their_episode():
     """Each episode has the values of its last step, also in evaluations."""
     collector, model = collector_of(Sparse, 7, info_keys=["total", "own", "nested", "half"])
     _, episodes = collector.collect_steps(model)
@@ -220,7 +220,7 @@ def test_infos_of_some_steps_that_are_written_in_place():
     assert metrics["eval/info/half"] == 0.5
 
 
-def test_numbers_of_all_environments_count_where_no_episode_ends():
+def test_scalar_infos_are_metrics_without_episode_ends():
     """Means over environments are metrics, even if no episode ends in the rollout."""
     collector, model = collector_of(Endless, 3, info_keys=["Episode_Reward/alive", "height"])
     _, episodes = collector.collect_steps(model)
@@ -230,7 +230,7 @@ def test_numbers_of_all_environments_count_where_no_episode_ends():
 
 
 @pytest.mark.parametrize("truncation", ["bootstrap_previous", "as_termination"])
-def test_last_observations_of_some_steps(truncation):
+def test_final_observations_do_not_leak_between_rollouts(truncation):
     """Rollouts have no final observations of earlier rollouts."""
     collector, model = collector_of(Sparse, 4, truncation=truncation)
     given, *_, lacking = [
@@ -255,13 +255,13 @@ class Huge(Robot):
         return obs, rewards.double() + 1e8 * signs, *rest
 
 
-def test_returns_are_sums_in_double_precision():
+def test_simulator_returns_are_summed_in_double_precision():
     """Returns are summed in double precision, even if training uses single precision."""
     collector, model = collector_of(Huge, 7)
     assert collector.collect_steps(model)[1].returns == [6, 14, 25, 10]
 
 
-def test_the_recurrent_state_is_cleared_where_an_episode_ends():
+def test_recurrent_state_is_reset_at_episode_ends():
     """The recurrent state is reset at episode ends, without reading the flags on the host."""
     memory = RecurrentConfig(cell="gru", size=4)
     collector, model = collector_of(Robot, 7, memory=memory)
@@ -272,7 +272,7 @@ def test_the_recurrent_state_is_cleared_where_an_episode_ends():
 
 
 @pytest.mark.parametrize("make", [Robot, Sparse, RobotWithLast])
-def test_a_recurrent_policy_reads_no_observation_twice(make):
+def test_recurrent_bootstrap_without_final_observation_reads_no_step_twice(make):
     """Without a final observation, the bootstrap value is the value of the step itself."""
     collector, model = collector_of(make, 8, memory=RecurrentConfig(cell="gru", size=4))
     lacking = 0
@@ -292,7 +292,7 @@ def test_a_recurrent_policy_reads_no_observation_twice(make):
     assert (lacking == 0) == (make is RobotWithLast)
 
 
-def test_time_limits_are_the_same_with_actors(tmp_path, capsys):
+def test_truncation_setting_works_with_actors(tmp_path, capsys):
     """Returns of the first update depend on `env.truncation` in the same way with actors."""
     found = {}
     for truncation in ("bootstrap_previous", "as_termination"):
@@ -339,7 +339,7 @@ class Nested(RobotWithLast):
         {"algorithm": "impala", "algorithm.num_actors": 1},
     ],
 )
-def test_nested_observations(changes, tmp_path):
+def test_simulators_support_nested_observations(changes, tmp_path):
     """Nested observations work in training, with actors, in evaluation, in single environments."""
     env = {"_target_": "test_simulators.Nested", "backend": "tensor"}
     result = short(run_dir=tmp_path / "run", env=env, total_steps=96, trust=OWN, **changes)
@@ -374,7 +374,7 @@ class BadLast(RobotWithLast):
     ("how", "keeps", "fails"),
     [("truncated", False, True), ("terminated", False, False), ("terminated", True, True)],
 )
-def test_last_observations_that_are_used_are_finite(how, keeps, fails):
+def test_non_finite_final_observations_raise(how, keeps, fails):
     """Final observations must be finite; those of terminated episodes only if they are stored."""
     collector, model = collector_of(lambda num_envs: BadLast(num_envs, how), 12)
     collector.keeps_terminal_obs = keeps
@@ -388,7 +388,7 @@ def test_last_observations_that_are_used_are_finite(how, keeps, fails):
         collector.collect_steps(model)
 
 
-def test_closing_an_adapter_closes_its_simulator():
+def test_closing_the_adapter_closes_the_simulator_once():
     """Only once, and only if the simulator has a method `close`."""
     closed = []
 
@@ -436,7 +436,7 @@ class Wider(Robot):
         (lambda: object(), EnvError, "has no num_envs, .* or a functional one of JAX"),
     ],
 )
-def test_what_does_not_fit_is_one_message(make, kind, words):
+def test_invalid_simulators_raise_one_message(make, kind, words):
     """The error names the environment and what is expected."""
 
     def collect():
@@ -447,7 +447,7 @@ def test_what_does_not_fit_is_one_message(make, kind, words):
         collect()
 
 
-def test_a_simulator_without_a_state_begins_new_episodes(tmp_path, capsys):
+def test_simulator_without_state_dict_begins_new_episodes(tmp_path, capsys):
     """Without `state_dict`, resuming requires `checkpoint.allow_new_episodes`."""
     changes = {"total_steps": 0, "algorithm.n_epochs": 2}
     short("ppo", tmp_path / "run", ROBOT, **changes)
@@ -459,7 +459,7 @@ def test_a_simulator_without_a_state_begins_new_episodes(tmp_path, capsys):
     assert len(rows_of(tmp_path / "run")) == 3
 
 
-def test_a_group_of_observations_is_for_the_critic_alone(tmp_path):
+def test_critic_observation_group_is_not_read_by_the_policy(tmp_path):
     """The critic reads an additional observation group; the policy acts without it."""
     robots = {
         "model.critic_obs": ["critic"],
@@ -474,7 +474,7 @@ def test_a_group_of_observations_is_for_the_critic_alone(tmp_path):
     assert np.array_equal(policy.act(seen), with_both)
 
 
-def test_a_policy_plays_in_a_lone_environment(tmp_path):
+def test_simulator_works_as_single_gymnasium_environment(tmp_path):
     """A simulator can be used as a single Gymnasium environment."""
     result = short("ppo", tmp_path / "run", {**POLES, **SHORT}, total_steps=192)
     policy = load_policy(result.run_dir, OWN)
@@ -494,7 +494,7 @@ def test_a_policy_plays_in_a_lone_environment(tmp_path):
     assert terminated != (np.abs(obs[0]) <= 2.4 and np.abs(obs[2]) <= np.radians(12))
 
 
-def test_a_rollout_that_does_not_fit_is_refused(tmp_path):
+def test_rollout_beyond_free_memory_raises(tmp_path):
     """A rollout that exceeds the free memory raises ConfigError before it is allocated."""
     changes = {"runner.concurrency": 3, "algorithm.n_rollout_steps": 10**12, "total_steps": 10**13}
     given = {**SMALL, "algorithm": "a2c", **changes, "run_dir": str(tmp_path / "run")}
@@ -511,7 +511,7 @@ class Endless(RobotWithLast):
         return obs, rewards, none, none, info
 
 
-def test_an_evaluation_of_endless_episodes_is_refused():
+def test_evaluation_of_endless_simulator_episodes_raises():
     """An evaluation raises an error at its step limit, since only the simulator can reset."""
     config = EnvConfig(target=InlineObject(Endless), backend="tensor")
     env = make_third_party_env(config, 3, training=False, max_episode_steps=6)
@@ -529,7 +529,7 @@ def test_an_evaluation_of_endless_episodes_is_refused():
 
 
 @pytest.mark.parametrize(("own", "limit"), [(None, 7), (5, 5), (900, 7)])
-def test_an_evaluation_limits_simulators_that_take_a_limit(own, limit):
+def test_smallest_episode_limit_applies_to_simulators(own, limit):
     """The smallest limit applies: of the environment (default or configured) or of evaluations."""
     config = EnvConfig(target=POLES["_target_"], backend="tensor", max_episode_steps=own)
     env = make_third_party_env(config, 2, training=False, max_episode_steps=7)
@@ -542,7 +542,7 @@ def test_an_evaluation_limits_simulators_that_take_a_limit(own, limit):
     assert ends == [False] * (limit - 1) + [True]
 
 
-def test_sizes_of_observations_become_spaces():
+def test_observation_sizes_become_spaces():
     """Observation sizes can be a number, a shape, or a dict of them, as in Brax and Playground."""
     found = space_of_size({"state": 3, "seen": {"depth": (2, 4)}})
     assert [*found] == ["seen", "state"]
@@ -550,7 +550,7 @@ def test_sizes_of_observations_become_spaces():
     assert found["seen"]["depth"].shape == (2, 4)
 
 
-def test_names_of_simulators():
+def test_simulator_ids_select_the_backend():
     """Ids of JAX environments select the backend; the error for wrong names lists valid forms."""
     assert EnvConfig(id="brax:ant", device="cpu").backend == "tensor"
     with pytest.raises(ConfigError, match=r"device.*is for simulators"):
@@ -560,7 +560,7 @@ def test_names_of_simulators():
 
 
 @pytest.mark.slow
-def test_functional_simulators():
+def test_functional_simulators_pass_their_checks():
     """Run in a separate process, since a process that used JAX cannot fork."""
     pytest.importorskip("jax")
     checks = Path(__file__).with_name("functional_checks.py")

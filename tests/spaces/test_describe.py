@@ -341,7 +341,7 @@ def test_round_trip_through_text(space):
         (spaces.Dict({(1, 2): spaces.Discrete(2)}), r"the key \(1, 2\) cannot be saved"),
     ],
 )
-def test_spaces_without_a_form_are_refused(space, message):
+def test_unsupported_spaces_and_metadata_raise(space, message):
     """Unsupported spaces, also in a Dict, and keys that are not strings raise SpaceError."""
     with pytest.raises(SpaceError, match=message):
         space_to_dict(space)

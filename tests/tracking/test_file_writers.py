@@ -39,7 +39,7 @@ def write_all(writer: MetricsWriter, run: RunInfo, rows: list[dict[str, float]])
     writer.close()
 
 
-def test_csv_reads_back_exactly(tmp_path: Path) -> None:
+def test_csv_round_trips_floats_exactly(tmp_path: Path) -> None:
     """Random floats of every size, numpy scalars and infinities are read back bit for bit."""
     rng = np.random.default_rng(0)
     values = rng.normal(size=50) * 10.0 ** rng.integers(-200, 200, size=50)
@@ -52,7 +52,7 @@ def test_csv_reads_back_exactly(tmp_path: Path) -> None:
     assert all(type(r["env_steps"]) is int for r in read_rows(tmp_path / "metrics.csv"))
 
 
-def test_csv_grows_columns(tmp_path: Path) -> None:
+def test_csv_adds_columns_of_new_metrics(tmp_path: Path) -> None:
     """A metric that appears later gets a column in its group, with empty cells in old rows."""
     late = {"epoch": 3, "updates": 30, "env_steps": 3000, "eval/r": 7.0, "train/new": math.nan}
     again = {"epoch": 4, "updates": 40, "env_steps": 4000, "train/loss": 2.0}
@@ -67,7 +67,7 @@ def test_csv_grows_columns(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.csv"]
 
 
-def test_csv_continues_a_run(tmp_path: Path) -> None:
+def test_csv_replaces_rows_after_the_checkpoint(tmp_path: Path) -> None:
     """Rows after the checkpoint are replaced; rows of an unrelated run are kept in another file."""
     run, more = RunInfo(run_dir=tmp_path), {**ROWS[0], "epoch": 3}
     write_all(CSVWriter(), run, [*ROWS, more])
@@ -82,7 +82,7 @@ def test_csv_continues_a_run(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "metrics.previous.csv") == ROWS
 
 
-def test_a_killed_run_keeps_its_rows(tmp_path: Path) -> None:
+def test_csv_writes_rows_immediately(tmp_path: Path) -> None:
     """Rows are written immediately, so the file is complete without `close`."""
     writer = CSVWriter()
     writer.start(RunInfo(run_dir=tmp_path))
@@ -92,7 +92,7 @@ def test_a_killed_run_keeps_its_rows(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_tensorboard_continues_a_run(tmp_path: Path) -> None:
+def test_tensorboard_has_no_duplicate_points_after_resume(tmp_path: Path) -> None:
     """Points after the checkpoint do not appear twice."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -108,14 +108,14 @@ def test_tensorboard_continues_a_run(tmp_path: Path) -> None:
     assert points == [(1000, pytest.approx(1 / 3)), (2000, 5.0)]
 
 
-def test_a_name_is_a_folder_that_tensorboard_shows(tmp_path: Path) -> None:
+def test_tensorboard_writes_below_the_run_name(tmp_path: Path) -> None:
     """TensorBoard displays the end of the path as the name of a run."""
     name = "algorithm.lr=0.001,seed=2"
     write_all(TensorBoardWriter(), RunInfo(run_dir=tmp_path / "0", name=name), ROWS)
     assert {file.parent for file in tmp_path.rglob("events.*")} == {tmp_path / "0" / name}
 
 
-def test_the_summary_is_valid_json(tmp_path: Path) -> None:
+def test_json_summary_has_no_nan(tmp_path: Path) -> None:
     """NaN and infinities become null; numpy values, paths and nested values are converted."""
     values: list[tuple[Any, Any]] = [
         (math.nan, None),
@@ -133,7 +133,7 @@ def test_the_summary_is_valid_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [CSVWriter, TensorBoardWriter, JSONSummaryWriter, MetricsWriter])
-def test_the_life_of_a_writer(
+def test_writers_without_directory_write_nothing(
     kind: type[MetricsWriter], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a directory nothing is written; `close` may be called twice and before `start`."""
@@ -152,7 +152,7 @@ FINISHING = [CSVWriter, TensorBoardWriter, JSONSummaryWriter, LearningCurveWrite
 
 @pytest.mark.parametrize("reason", ["error", "total_steps"])
 @pytest.mark.parametrize("kind", FINISHING)
-def test_a_run_that_ends_before_its_first_row(
+def test_writers_finish_without_a_row(
     kind: type[MetricsWriter], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Writers finish without a row, even if a callback has logged text."""
@@ -170,7 +170,7 @@ def test_a_run_that_ends_before_its_first_row(
     assert bool(capsys.readouterr().out) == is_shown
 
 
-def test_sync_puts_rows_where_they_last(tmp_path: Path) -> None:
+def test_sync_flushes_rows_or_raises(tmp_path: Path) -> None:
     """`sync` writes TensorBoard's points, and raises an error if the file was deleted."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -190,7 +190,7 @@ def test_sync_puts_rows_where_they_last(tmp_path: Path) -> None:
         one.close()
 
 
-def test_tensorboard_has_the_settings(tmp_path: Path) -> None:
+def test_tensorboard_stores_settings_as_text(tmp_path: Path) -> None:
     """The settings are stored as text."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -247,7 +247,7 @@ def hparams_of(logdir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return {info.name: info for info in experiment.hparam_infos}, sessions
 
 
-def test_the_table_of_hyperparameters(tmp_path: Path) -> None:
+def test_tensorboard_hparams_show_settings_status_and_results(tmp_path: Path) -> None:
     """The table has the settings of all runs, their status, and best, last and test results."""
     from tensorboard.plugins.hparams.api_pb2 import Status
 
@@ -271,7 +271,7 @@ def test_the_table_of_hyperparameters(tmp_path: Path) -> None:
     assert {key: results[key] for key in expected} == expected
 
 
-def test_a_resumed_run_in_the_table_of_hyperparameters(tmp_path: Path) -> None:
+def test_tensorboard_hparams_of_a_resumed_run_are_updated(tmp_path: Path) -> None:
     """The table shows the new settings and status."""
     from tensorboard.plugins.hparams.api_pb2 import Status
 

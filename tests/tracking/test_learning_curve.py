@@ -28,7 +28,7 @@ def make_rows(n: int) -> list[dict[str, float]]:
     return rows
 
 
-def test_the_figure_shows_training_evaluation_and_the_best() -> None:
+def test_learning_curve_shows_training_evaluation_and_best() -> None:
     """Curves contain the values of the rows; the best evaluation is marked."""
     figure = draw_learning_curve(make_rows(10), RunInfo(title="PPO on X"))
     axes = figure.axes[0]
@@ -45,7 +45,7 @@ def test_the_figure_shows_training_evaluation_and_the_best() -> None:
     assert axes.get_ylabel() == "episode return (mean)"
 
 
-def test_values_that_are_missing_or_nan_are_left_out() -> None:
+def test_learning_curve_skips_missing_values() -> None:
     """Epochs without a finished episode have no point."""
     rows = make_rows(4)
     rows[0]["train/episode_return_mean"] = float("nan")
@@ -59,7 +59,7 @@ def test_values_that_are_missing_or_nan_are_left_out() -> None:
     assert "no episode return" in axes.texts[0].get_text()
 
 
-def test_results_against_an_opponent_are_drawn_where_they_select() -> None:
+def test_learning_curve_draws_the_selecting_opponent() -> None:
     """If an opponent selects the best policy, self-play returns are not drawn."""
     metric = "eval/vs_random/win_rate"
     rows = [{**row, metric: row["epoch"] / 4} for row in make_rows(4)]
@@ -69,7 +69,7 @@ def test_results_against_an_opponent_are_drawn_where_they_select() -> None:
     assert [len(line.get_xdata()) for line in axes.lines] == [4, 1]
 
 
-def test_losses_are_drawn_where_one_selects() -> None:
+def test_learning_curve_draws_losses_without_returns() -> None:
     """Losses with values are drawn, unless there are returns."""
     names = ("train/policy_loss", "validation/policy_loss")
     rows = [{"env_steps": 10 * i, names[0]: 1 / i, names[1]: 2 / i} for i in (1, 2)]
@@ -82,7 +82,7 @@ def test_losses_are_drawn_where_one_selects() -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 60])
-def test_the_picture_can_be_opened(tmp_path: Path, n: int) -> None:
+def test_learning_curve_png_is_not_blank(tmp_path: Path, n: int) -> None:
     """The PNG has the expected size and is not blank; a run without epochs has none."""
     writer = LearningCurveWriter()
     rows = make_rows(n)

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_columns_have_a_fixed_order_of_groups() -> None:
+def test_columns_are_ordered_by_group() -> None:
     """Counters, train, eval, others, time; within a group, the order of appearance."""
     names = ["time/a", "x/b", "eval/c", "train/z", "env_steps", "train/a", "epoch", "updates"]
     expected = ["epoch", "updates", "env_steps", "train/z", "train/a", "eval/c", "x/b", "time/a"]
     assert ordered_columns([*names, *names]) == expected
 
 
-def test_reading(tmp_path: Path) -> None:
+def test_read_rows_skips_incomplete_lines(tmp_path: Path) -> None:
     """Incomplete lines and rows after the checkpoint are skipped; a pipe raises an error."""
     path = tmp_path / "metrics.csv"
     assert read_rows(path) == []
@@ -45,7 +45,7 @@ def test_reading(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [b"1,2,3", b"1", b"one,2", b"1,2\xff", b"1,\0", b"1" * 200_000])
-def test_a_damaged_file_is_named(tmp_path: Path, line: bytes) -> None:
+def test_read_rows_of_a_damaged_file_raises(tmp_path: Path, line: bytes) -> None:
     """The error names the file, whose path may be a string."""
     path = tmp_path / "metrics.csv"
     path.write_bytes(b"epoch,env_steps\n" + line + b"\n")
@@ -53,7 +53,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, line: bytes) -> None:
         read_rows(str(path))
 
 
-def test_no_link_is_written_through(tmp_path: Path) -> None:
+def test_atomic_write_replaces_links(tmp_path: Path) -> None:
     """Links in place of the file or of its temporary file are replaced, not followed."""
     other = tmp_path / "other.txt"
     other.write_text("mine")
@@ -65,7 +65,7 @@ def test_no_link_is_written_through(tmp_path: Path) -> None:
     assert other.read_text() == "mine"
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+def test_failed_atomic_write_keeps_the_old_file(tmp_path: Path) -> None:
     """The file is replaced completely or not at all, and no temporary file remains."""
     path = tmp_path / "below" / "x.txt"
     with atomic_write(path) as file:
@@ -94,6 +94,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         (readable, {12_345.6: "12,346", 1.5e8: "1.5e+08", 1e-5: "1e-05", -math.inf: "-inf"}),
     ],
 )
-def test_numbers_for_people(form: Callable[[float], str], texts: dict[float, str]) -> None:
+def test_numbers_and_durations_are_formatted(
+    form: Callable[[float], str], texts: dict[float, str]
+) -> None:
     """Counts, durations, and returns with about four significant digits."""
     assert {number: form(number) for number in texts} == texts

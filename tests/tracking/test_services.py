@@ -104,7 +104,7 @@ def items(found: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("reason", "code"), [("total_steps", 0), ("error", 1)])
-def test_wandb(run_dir: Path, reason: str, code: int) -> None:
+def test_wandb_gets_config_rows_artifact_and_videos(run_dir: Path, reason: str, code: int) -> None:
     """Configuration, curves, outcome, the best policy as an artifact, and videos."""
     pytest.importorskip("wandb")
     write_run(WandbWriter(project="p", tags=["mine"]), run_dir, reason)
@@ -133,7 +133,7 @@ def test_wandb(run_dir: Path, reason: str, code: int) -> None:
     assert [end.exit_code for end in by_kind["exit"]] == [code]
 
 
-def test_two_runs_of_wandb_in_a_process(tmp_path: Path) -> None:
+def test_two_wandb_runs_in_a_process_are_separate(tmp_path: Path) -> None:
     """Each run has its own rows, and no artifact if there is no policy."""
     pytest.importorskip("wandb")
     trackers = [Tracker([WandbWriter()], RunInfo(run_dir=tmp_path / name)) for name in "ab"]
@@ -167,7 +167,7 @@ def continued(writer: MetricsWriter, run_dir: Path | None) -> None:
         tracker.finish({"stop_reason": "total_steps"})
 
 
-def test_a_resumed_run_continues_its_run_of_wandb(tmp_path: Path) -> None:
+def test_resumed_run_continues_its_wandb_run(tmp_path: Path) -> None:
     """The resumed run has the same id; rows before the checkpoint are not written again."""
     pytest.importorskip("wandb")
     continued(WandbWriter(), tmp_path)
@@ -198,9 +198,7 @@ class FakeRun:
         """Do nothing."""
 
 
-def test_a_server_of_wandb_gets_each_row_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_server_gets_each_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A resumed run requests its wandb run, and skips rows that the server already has."""
     wandb = pytest.importorskip("wandb")
     runs: list[FakeRun] = []
@@ -219,7 +217,7 @@ def test_a_server_of_wandb_gets_each_row_once(
     assert "resume" not in runs[2].arguments
 
 
-def test_a_run_that_was_deleted_from_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_wandb_run_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error explains how to start a new wandb run."""
     wandb = pytest.importorskip("wandb")
     (tmp_path / "services.json").write_text('{"wandb:/maze_train": "gone"}')
@@ -233,7 +231,9 @@ def test_a_run_that_was_deleted_from_wandb(tmp_path: Path, monkeypatch: pytest.M
         pass
 
 
-def test_names_and_groups_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_names_and_groups_come_from_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A sweep sets name and group; wandb's environment variables apply to other settings."""
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_PROJECT", "ours")
@@ -253,7 +253,9 @@ def test_names_and_groups_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"settings": {"symlink": "maybe"}}, "valid boolean"),
     ],
 )
-def test_what_wandb_refuses(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_invalid_wandb_arguments_raise(
+    arguments: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     """The error is raised before training starts."""
     pytest.importorskip("wandb")
     tracker = Tracker([WandbWriter(**arguments)], RunInfo(run_dir=tmp_path))
@@ -270,7 +272,7 @@ def runs_of_mlflow(uri: str, experiment: str = "maze_train") -> tuple[Any, list[
     return client, list(client.search_runs([known.experiment_id]))
 
 
-def test_names_of_mlflow_in_other_scripts() -> None:
+def test_mlflow_names_remain_distinct() -> None:
     """Names remain distinct and use only characters that MLflow accepts."""
     names = ["train/狼/return", "train/羊/return", "train/é/return", "train/🐺/return"]
     found = [mlflow_name(name) for name in names]
@@ -279,7 +281,7 @@ def test_names_of_mlflow_in_other_scripts() -> None:
     assert mlflow_name("league/main@3/win_rate") == "league/main_3/win_rate"
 
 
-def test_mlflow_in_the_run_directory(
+def test_mlflow_writes_into_the_run_directory(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """All files are in the run directory; a second run is added to the same experiment."""
@@ -308,7 +310,7 @@ def test_mlflow_in_the_run_directory(
     assert sorted(kept) == ["best/policy.pt", "film/videos/a.mp4"]
 
 
-def test_a_resumed_run_continues_its_run_of_mlflow(tmp_path: Path) -> None:
+def test_resumed_run_continues_its_mlflow_run(tmp_path: Path) -> None:
     """Each row is logged once, and the parameters are those of the first start."""
     pytest.importorskip("mlflow")
     continued(MLflowWriter(), tmp_path)
@@ -329,7 +331,7 @@ class FailingWriter(MetricsWriter):
 
 
 @pytest.mark.parametrize("group", ["sweep", 'ada\'s "sweep" `100%`'])
-def test_names_and_groups_of_mlflow(
+def test_mlflow_runs_of_a_sweep_share_a_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str
 ) -> None:
     """Runs of a sweep share a parent; MLflow's environment variables apply to other settings.
@@ -357,9 +359,7 @@ def test_names_and_groups_of_mlflow(
     assert {run.info.run_name for run in runs} == {*by_name, "other"}
 
 
-def test_the_login_of_a_server_is_not_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_credentials_are_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Credentials appear neither in services.json nor in errors; a resumed run finds its id."""
 
     class RequestError(Exception):
@@ -384,7 +384,7 @@ def test_the_login_of_a_server_is_not_stored(
     assert "s3cret" not in str(caught.value)
 
 
-def test_mlflow_in_a_database_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_uses_the_given_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The given names are used; later failures are reported, and training continues."""
     pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
@@ -425,7 +425,7 @@ def test_private_files_are_not_uploaded(
     check_enclosed(run_dir)
 
 
-def test_a_database_that_keeps_files_elsewhere(run_dir: Path, tmp_path_factory: Any) -> None:
+def test_mlflow_ignores_artifact_locations_elsewhere(run_dir: Path, tmp_path_factory: Any) -> None:
     """Artifact locations in a moved or untrusted database are ignored."""
     pytest.importorskip("mlflow")
     write_run(MLflowWriter(), run_dir, "total_steps")
@@ -448,7 +448,7 @@ writer.start(RunInfo(title=sys.argv[2]))
 """
 
 
-def test_processes_that_open_a_new_database_together(tmp_path: Path) -> None:
+def test_processes_share_a_new_mlflow_database(tmp_path: Path) -> None:
     """One process creates the tables and the experiment; the others use them."""
     pytest.importorskip("mlflow")
     uri, pipe = f"sqlite:///{tmp_path / 'new.db'}", subprocess.PIPE
@@ -472,7 +472,7 @@ def test_processes_that_open_a_new_database_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answers", [False, True])
-def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
+def test_unreachable_mlflow_server_raises(monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
     """An unreachable server raises an error within seconds; error responses are left to MLflow."""
     monkeypatch.setattr("maze_train.tracking.services.ANSWER_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -495,7 +495,7 @@ def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, answers:
         thread.join()
 
 
-def test_a_place_that_mlflow_does_not_have(tmp_path: Path) -> None:
+def test_invalid_mlflow_uri_raises(tmp_path: Path) -> None:
     """The error is raised before training starts and contains MLflow's remedy."""
     pytest.importorskip("mlflow")
     tracker = Tracker([MLflowWriter(f"file://{tmp_path}/runs")], RunInfo(run_dir=tmp_path))
@@ -506,7 +506,7 @@ def test_a_place_that_mlflow_does_not_have(tmp_path: Path) -> None:
         pass
 
 
-def test_what_callbacks_log(tmp_path: Path) -> None:
+def test_services_store_media_of_callbacks(tmp_path: Path) -> None:
     """Images, histograms, videos and texts are stored with their step."""
     pytest.importorskip("wandb")
     pytest.importorskip("mlflow")
@@ -527,9 +527,7 @@ def test_what_callbacks_log(tmp_path: Path) -> None:
     assert found == {"image.png", "values.json", "video.gif", "text.md"}
 
 
-def test_a_run_that_is_uploaded_from_another_machine(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_copies_stay_below_the_run(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy of the policy that wandb uploads is below the run, not in the home directory."""
     pytest.importorskip("wandb")
     monkeypatch.delenv("WANDB_DATA_DIR")
@@ -548,7 +546,7 @@ def test_a_run_that_is_uploaded_from_another_machine(
 
 
 @pytest.mark.parametrize("service", ["wandb", "mlflow"])
-def test_times_of_earlier_rows(tmp_path: Path, service: str) -> None:
+def test_services_keep_time_differences_of_earlier_rows(tmp_path: Path, service: str) -> None:
     """Rows logged again in a new run of the service keep their time differences."""
     pytest.importorskip(service)
     past = tuple({**ROW, "env_steps": 10 * s, "time/total_s": float(s)} for s in (10, 30))
@@ -567,7 +565,9 @@ def test_times_of_earlier_rows(tmp_path: Path, service: str) -> None:
     assert before - 0.1 <= times[1] <= time.time()
 
 
-def test_the_policy_is_a_registered_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registered_mlflow_model_acts_like_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The registered model acts like the policy of the run; its signature matches the spaces."""
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
@@ -608,7 +608,7 @@ def test_the_policy_is_a_registered_model(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("obs", "action"), [("counts", "dict"), ("part mask", "choice and number"), ("dict", "boxes")]
 )
-def test_a_registered_model_of_nested_spaces(
+def test_registered_mlflow_model_supports_nested_spaces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, obs: str, action: str
 ) -> None:
     """The model maps arrays by flattened name, with the types of its signature."""
@@ -634,7 +634,7 @@ def test_a_registered_model_of_nested_spaces(
         assert {spec.name: (spec.type, spec.shape[1:]) for spec in specs} == found
 
 
-def test_a_failed_run_registers_no_model(run_dir: Path) -> None:
+def test_failed_run_registers_no_mlflow_model(run_dir: Path) -> None:
     """The best policy of a failed run is an artifact, but not a version of the registered model."""
     mlflow = pytest.importorskip("mlflow")
     uri = f"sqlite:///{run_dir / 'own.db'}"

@@ -43,7 +43,7 @@ def told(writer: Any) -> list[str]:
     return [name for name, _, _ in writer.method_calls]
 
 
-def test_every_call_reaches_every_writer() -> None:
+def test_tracker_forwards_calls_to_all_writers() -> None:
     """Writers receive all calls in order, and the tracker keeps the rows."""
     writers = [recorder(), recorder()]
     run = RunInfo(title="x", past_rows=({**ROW, "epoch": 0},))
@@ -58,7 +58,7 @@ def test_every_call_reaches_every_writer() -> None:
 
 
 @pytest.mark.parametrize("name", ["start", "advance", "write", "finish"])
-def test_a_writer_without_disk_is_dropped_once(name: str) -> None:
+def test_failing_writer_is_dropped_with_one_warning(name: str) -> None:
     """A failing writer is closed with one warning; the others continue."""
     warnings: list[str] = []
     broken, sound = recorder(name), recorder()
@@ -75,7 +75,7 @@ def test_a_writer_without_disk_is_dropped_once(name: str) -> None:
     assert "No space left" in warnings[0]
 
 
-def test_a_real_file_that_can_not_be_written_does_not_end_training(
+def test_unwritable_plot_does_not_end_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """If the plot cannot be written, the metrics still are; one line is printed to stderr."""
@@ -90,7 +90,7 @@ def test_a_real_file_that_can_not_be_written_does_not_end_training(
 
 
 @pytest.mark.parametrize("name", ["start", "write", "close"])
-def test_other_errors_reach_the_caller_and_all_writers_are_closed(name: str) -> None:
+def test_other_writer_errors_propagate_after_closing_all(name: str) -> None:
     """Other exceptions propagate; all writers are closed once."""
     broken, sound = recorder(name, ValueError("bug")), recorder()
     tracker = Tracker([broken, sound], RunInfo())
@@ -101,7 +101,7 @@ def test_other_errors_reach_the_caller_and_all_writers_are_closed(name: str) -> 
     assert told(sound).count("close") == 1
 
 
-def test_settings_choose_the_writers() -> None:
+def test_tracking_settings_select_the_writers() -> None:
     """Each switch and each named class adds one writer; the console comes last."""
     assert TrackingConfig().progress == "auto"
     files = [CSVWriter, TensorBoardWriter, JSONSummaryWriter, LearningCurveWriter]
@@ -123,13 +123,13 @@ def test_settings_choose_the_writers() -> None:
         ({"writers": [{"_target_": "maze_train.CSVWriter", "x": 1}]}, r"writers\[0\]"),
     ],
 )
-def test_settings_that_can_not_be_meant(settings: dict[str, Any], message: str) -> None:
+def test_invalid_writers_raise(settings: dict[str, Any], message: str) -> None:
     """Errors name the setting and the remedy."""
     with pytest.raises(ConfigError, match=message):
         build_writers(TrackingConfig(**settings))
 
 
-def test_a_failing_writer_is_missing_until_it_writes(tmp_path: Path) -> None:
+def test_writer_error_is_cleared_by_written_rows_only(tmp_path: Path) -> None:
     """Calls that write no rows do not clear the writer's error."""
     writer, warnings = CSVWriter(), list[str]()
     with Tracker([writer], RunInfo(run_dir=tmp_path), warn=warnings.append) as tracker:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import signal
 
 import pytest
 import torch
-from cases import everyday
 from practice import ScriptedEvaluator, make_model, make_ppo
 
 from maze_train import BestModelSelection, CheckpointConfig, TrainingError, get_flat_parameters
 from maze_train.training.checkpoints import CheckpointStore
-from maze_train.training.events import TimeEvents
 from maze_train.training.outcome import Interrupted, Interruption, Limits
 
 EPOCHS = 4
@@ -79,32 +76,6 @@ def outcome(trainer):
         for row in trainer.tracker.history
     ]
     return rows, get_flat_parameters(trainer.model).tolist(), trainer.model_selection.best_score
-
-
-@pytest.mark.parametrize("interrupt_at", everyday(2, [1, 2, 3, 4, 7, "evaluation"]))
-def test_an_interrupted_trainer_continues(tmp_path, interrupt_at, capsys):
-    """Rows and weights of an interrupted run match, including statistics within an epoch."""
-    (tmp_path / "one").mkdir()
-    straight = make_trainer(tmp_path / "one")
-    straight.train()
-    first = make_trainer(tmp_path / "two", interrupt_at)
-    with pytest.raises(Interrupted) as caught:
-        first.train()
-    assert caught.value.checkpoint.parent == tmp_path / "two"
-    checkpoint = CheckpointStore(tmp_path / "two").load()
-    if interrupt_at == "evaluation":  # the evaluation is discarded; the row is saved
-        assert (first.epoch, first.updates, len(first.evaluator.made)) == (1, 4, 1)
-        assert checkpoint.state["row"]["epoch"] == 2
-    second = make_trainer(tmp_path / "two", seed=9)
-    second.load_state_dict(checkpoint.state)
-    second.tracker.history[:] = first.tracker.history
-    second.train()
-    assert outcome(second) == outcome(straight)
-    assert second.final_eval_return_mean == straight.final_eval_return_mean
-    times = [row[TimeEvents.total_s.tag] for row in second.tracker.history]
-    assert times == sorted(times)
-    epochs = [row[TimeEvents.epoch_s.tag] for row in second.tracker.history]
-    assert sum(epochs) == pytest.approx(times[-1]), "an epoch in two parts counts both"
 
 
 @pytest.mark.parametrize("limits", [Limits(total_steps=96), Limits(n_epochs=3)])
@@ -200,23 +171,3 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     with pytest.raises(TrainingError, match=r"of module 'default' is not finite"):
         trainer._save_checkpoint(within_epoch=True)
     assert [info.epoch for info in CheckpointStore(tmp_path).list()] == [1]
-
-
-def test_an_extended_run_goes_on(tmp_path):
-    """Counters, rows and weights of an extended run match a longer run."""
-    longer = make_trainer(tmp_path / "a", limits=Limits(total_steps=128))
-    longer.train()
-    first = make_trainer(tmp_path / "b", limits=Limits(total_steps=64))
-    first.train()
-    file = io.BytesIO()
-    for place in (file, tmp_path / "state"):
-        first.save_state(place)
-    assert (tmp_path / "state").read_bytes() == file.getvalue()
-    file.seek(0)
-    second = make_trainer(tmp_path / "b", seed=9, limits=Limits(total_steps=128))
-    for place in (str(tmp_path / "state"), file):
-        second.load_state(place)
-    second.tracker.history[:] = first.tracker.history
-    assert second.train().env_steps == 128
-    rows, longer_rows = outcome(second)[0], outcome(longer)[0]
-    assert [row["env_steps"] for row in rows] == [row["env_steps"] for row in longer_rows]
