@@ -142,13 +142,28 @@ class Statistics:
     `record` only appends: tensors remain on their device. `reduce`, `merge` and `state_dict` copy
     all tensors of a device and dtype to the host at once. NaN propagates: the mean, sum, maximum or
     minimum of values that include NaN is NaN.
+
+    Attributes:
+        kept: Tensors passed to `keep`, by name and owner. They are not metrics: `reduce`, `merge`
+            and `state_dict` ignore them.
     """
 
-    __slots__ = ("_pending", "_totals")
+    __slots__ = ("_pending", "_totals", "kept")
 
     def __init__(self) -> None:
         self._pending: list[tuple[Event, float | Tensor, float]] = []
         self._totals: dict[str, _Total] = {}
+        self.kept: dict[str, dict[str, Tensor]] = {}
+
+    def keep(self, name: str, value: Tensor, owner: str = "default") -> None:
+        """Hand a tensor of a loss to the learner; replaces an earlier tensor of this name.
+
+        Args:
+            name: Name of the tensor, such as `td_errors`.
+            value: Mean over the samples, 0-d, or one value per sample, `[n]`; detached.
+            owner: ID of the module.
+        """
+        self.kept.setdefault(name, {})[owner] = value.detach()
 
     def record(self, event: Event, value: float | Tensor, weight: float = 1.0) -> None:
         """Add one value of an event.
@@ -217,6 +232,7 @@ class Statistics:
         """Restore the totals from `state_dict`; values recorded so far are discarded."""
         self._pending = []
         self._totals = {tag: _Total(**total) for tag, total in state.items()}
+        self.kept = {}
 
     # Pickled as plain values, because tensors would be shared between processes by file descriptor.
     def __getstate__(self) -> dict[str, Any]:

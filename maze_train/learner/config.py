@@ -335,7 +335,8 @@ class OptimizerSettings(Settings):
     """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (decays to 0)."""
 
     optimizer: dict[str, Any] = field(default_factory=lambda: {TARGET: "torch.optim.Adam"})
-    """Optimizer class and its arguments except the learning rate."""
+    """Optimizer class and its arguments except the learning rate. Parameters without a gradient have
+    the gradient 0, as after `zero_grad(set_to_none=False)`."""
 
     max_grad_norm: float = field(default=0.0, metadata=IN_RUN)
     """Maximum gradient norm (or value, see `grad_clip_by`), >= 0; 0: no clipping."""
@@ -446,6 +447,11 @@ class GradientSettings(OptimizerSettings):
     """Use of `torch.compile`: `none`; `forward`: compile the forward pass of each network in a
     loss; `update`: compile each loss including the backward pass. Compilation replaces analytic
     gradients and requires a C++ compiler."""
+
+    gradients: Literal["auto", "autograd"] = "auto"
+    """Computation of gradients: `auto`: without autograd if the network and the loss have analytic
+    gradients (faster for small networks, identical up to rounding); `autograd`: always with
+    autograd. Custom losses, hooks and anomaly detection always select autograd."""
 
     overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Optimizer and loss settings of individual modules, keyed by ID, such as `{opponent: {lr:

@@ -43,6 +43,10 @@ class OwnerStatistics(Statistics):
             own = self._events[event.tag] = event.of_owner(self._owner)
         self._base.record(own, value, *(() if weight is None else (weight,)))
 
+    def keep(self, name: str, value: Tensor, owner: str | None = None) -> None:
+        """Hand a tensor of a loss to the learner; by default, as the owner's tensor."""
+        self._base.keep(name, value, owner or self._owner)
+
 
 def statistics_of(module_id: str, statistics: Statistics) -> Statistics:
     """Return statistics that record under the ID of a module, except for the default module."""

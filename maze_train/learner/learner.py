@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -21,7 +22,6 @@ from maze_train.learner.apis import check_apis
 from maze_train.learner.components import FUNCTION, merged, read, select, write
 from maze_train.learner.config import Freeze, OptimizerSettings, Progress, Schedule
 from maze_train.learner.events import LearnerEvents, statistics_of
-from maze_train.learner.loss_strategies import Analytic, Autograd
 from maze_train.learner.modules import (
     DEFAULT_MODULE,
     Chosen,
@@ -35,10 +35,12 @@ from maze_train.learner.modules import (
 from maze_train.learner.optimizers import DEFAULT_OPTIMIZER, ModuleOptimizer, check_free
 from maze_train.learner.parallel import SingleLearner
 from maze_train.learner.rows import shard_rows
-from maze_train.learner.steps import GradientSteps
+from maze_train.learner.steps import GradientSteps, LossOf, Part
 
 if TYPE_CHECKING:
     from typing import Self, Unpack
+
+    from maze_train.learner.compiled import Compiled
 
 Experience = TypeVar("Experience")
 Prepared = TypeVar("Prepared")
@@ -49,9 +51,9 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
     """Updates modules from experience by gradient descent.
 
     `update` calls, in this order: `before_gradient_based_update`; `preprocess` (targets,
-    advantages); for each of the `minibatches`: `compute_losses`, `compute_gradients`,
-    `postprocess_gradients` and `apply_gradients`; then, after `weights_seq_no += 1`,
-    `after_gradient_based_update`.
+    advantages); a gradient step for each of the `minibatches`; then, after `weights_seq_no += 1`,
+    `after_gradient_based_update`. A gradient step calls, for each of its `parts`, `compute_losses`,
+    `compute_gradients`, `postprocess_gradients` and `apply_gradients`; then `after_gradient_step`.
 
     Subclasses define how to prepare experience (`preprocess`), how to split it (`minibatches`), and
     the loss of a module (`compute_loss_for_module`).
@@ -74,9 +76,10 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
     """Settings and values for which `analytic_loss` matches the losses of this class. If a subclass
     overrides a loss but not this attribute, autograd computes the gradients."""
 
+    replaces_parts: ClassVar[bool] = False
+    """Whether a subclass overrides the whole loss of a class with several `parts`."""
+
     config: OptimizerSettings
-    errors: Tensor | None = None
-    """|Q - y| of the last batch, `[n]`, which a loss sets for prioritized replay; None: not set."""
     policies_to_train: Chosen = None
     """IDs of modules to train, or a function of ID and experience; None: all modules that are not
     frozen."""
@@ -84,6 +87,13 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
     """Strategy of gradient steps: a single learner, or one of several data-parallel learners."""
     made_from: tuple[tuple[Any, ...], dict[str, Any]]
     """Constructor arguments, used by other processes to create an identical learner."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Set `replaces_parts`."""
+        super().__init_subclass__(**kwargs)
+        own = vars(cls)
+        replaces = "compute_loss_for_module" in own or "compute_losses" in own
+        cls.replaces_parts = "parts" not in own and (replaces or cls.replaces_parts)
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         """Store the constructor arguments in `made_from`."""
@@ -106,10 +116,13 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
         self.device = torch.device(device)
         self.generator = torch.Generator().manual_seed(seed)
         self.weights_seq_no = 0
+        self.gradient_steps = 0
+        """Total number of gradient steps, including skipped steps."""
+        self.stopped: set[str] = set()
+        """IDs of the modules that take no further steps in this update."""
         scheduled = tuple(self.scheduled_settings)
         self.modules = LearnerModules(config, scheduled, modules, self.device)
         self.optimizers: dict[tuple[str, str], ModuleOptimizer] = {}
-        self.active: list[ModuleOptimizer] = []
         for module_id, module in modules.items():
             self.modules.check_new(module_id)
             self.check_module(module_id, module)
@@ -124,19 +137,15 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
             config.accumulated_minibatches,
             self.settings.autocast == "float16",
         )
-        self.loss_strategy = self._loss_strategy(self.settings.compile)
-
-    def _loss_strategy(self, compiled: str) -> Autograd[Batch]:
-        """Return the strategy for losses and gradients; `compiled` is `algorithm.compile`."""
-        if compiled != "none":
+        self._analytic: Collection[str] = ()
+        self._backward: list[Callable[[], object]] = []
+        self.compiled: Compiled[Batch] | None = None
+        if self.settings.compile != "none":
             # Import lazily: loading the compiler takes a second.
-            from maze_train.learner.compiled import CompiledLosses, CompiledNetworks, check_compiler
+            from maze_train.learner.compiled import compiled_losses
 
-            if check_compiler(compiled, self.modules.values()):
-                if compiled == "forward":
-                    return CompiledNetworks(self.loss_of, self.modules)
-                return CompiledLosses(self.loss_of, type(self).__name__)
-        return Analytic(self.loss_of, self.analytic_loss, self._analytic_modules)
+            name = type(self).__name__
+            self.compiled = compiled_losses(self.settings.compile, self.loss_of, self.modules, name)
 
     @property
     def module(self) -> nn.Module:
@@ -213,13 +222,16 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
                 matmul_precision(self.settings.matmul_precision),
                 self.modules.in_training(module_ids),
             ):
-                self._take_steps(minibatches, self.parallel.begin(statistics))
+                own = self.parallel.begin(statistics)
+                self._take_steps(minibatches, own)
                 self.parallel.end(statistics)
+                statistics.kept = own.kept
             update, most_empty = self.weights_seq_no, self.most_empty_updates
             self.steps.finish(statistics, progress.epoch, update, most_empty)
         for optimizer in self.optimizers.values():
             optimizer.end_update()
-        self.loss_strategy.report(statistics)
+        if self.compiled is not None:
+            self.compiled.report(statistics)
         self.weights_seq_no += 1
         self.after_gradient_based_update(progress, statistics)
         return statistics
@@ -229,30 +241,94 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
     ) -> None:
         """Take a gradient step per minibatch or, with accumulation, per group of minibatches."""
         self.steps.begin()
-        precision = autocast(self.device, self.settings.autocast)
+        self.stopped.clear()
         for number, whole in enumerate(minibatches):
+            self.steps.number = number
             complete = {key: self.complete_batch(key, batch) for key, batch in whole.items()}
-            minibatch = self.parallel.take(self.shard, complete)
-            with precision:
-                losses = self.compute_losses(minibatch, statistics)
-            if self.should_stop(statistics):
+            if not self._gradient_step(self.parallel.take(self.shard, complete), statistics):
                 break
-            self.active = self.active_optimizers(losses)
-            self.compute_gradients(losses)
-            self.parallel.join_gradients(self.active, self.optimizers)
-            if self.steps.add(number, self.active):
-                self._take_step()
             self.after_minibatch(number)
-        if self.steps.are_pending:
-            self._take_step()
+        if self.steps.pending:
+            self._apply_accumulated()
 
-    def _take_step(self) -> None:
-        """Clip and apply the gradients of the active optimizers."""
-        self.active = self.steps.prepare(self.active)
-        self.steps.check(self.postprocess_gradients(), self.active)
-        self.apply_gradients()
+    def _gradient_step(self, minibatch: Mapping[str, Batch], statistics: Statistics) -> bool:
+        """Take a gradient step, or accumulate gradients; return False if all modules stopped."""
+        steps, parts = self.steps, self._parts()
+        skip: Tensor | None = None
+        kept: dict[str, dict[str, Tensor]] = {}
+        learning: Collection[str] = minibatch.keys()
+        undo: list[Callable[[Tensor], None]] = []
+        for part in parts:
+            statistics.kept = {}
+            with autocast(self.device, self.settings.autocast):
+                if part.loss is None:
+                    losses = self.compute_losses(minibatch, statistics)
+                else:
+                    losses = self._losses_of(part, minibatch, statistics)
+            kept.update(self.parallel.whole(statistics.kept))
+            if part is parts[0]:
+                self._stop(self.modules_to_stop(kept))
+                learning = [key for key in losses if key not in self.stopped]
+                if losses and not learning:
+                    return False
+            optimizers = [
+                optimizer
+                for (module_id, name), optimizer in self.optimizers.items()
+                if module_id in learning and (part.optimizers is None or name in part.optimizers)
+            ]
+            self.compute_gradients(losses, optimizers)
+            self.parallel.join_gradients(optimizers, self.optimizers)
+            if steps.accumulation > 1:
+                if steps.accumulate(optimizers):
+                    self._apply_accumulated()
+                return True
+            if steps.must_undo and part is not parts[-1]:
+                undo += [optimizer.hold() for optimizer in optimizers]
+            skip = self._apply(optimizers, skip)
+        assert skip is not None
+        for restore in undo:
+            restore(skip)
+        statistics.kept = kept
+        self._end_step(skip, learning)
+        return True
+
+    def _parts(self) -> Sequence[Part[Batch]]:
+        """Return the parts of the next step; a custom loss replaces all parts by a single one."""
+        parts = self.parts(self.gradient_steps)
+        if self.replaces_parts or self.loss_function is not None or self.modules.with_loss:
+            names = [part.optimizers for part in parts]
+            optimizers = None if None in names else tuple(chain(*filter(None, names)))
+            return (Part("loss", None, optimizers),)
+        if len(parts) > 1 and self.steps.accumulation > 1:
+            problem = f"{type(self).__name__} has several losses per gradient step; expected 1"
+            key = "algorithm.gradient_accumulation"
+            raise ConfigError(key, problem, self.steps.accumulation)
+        return parts
+
+    def _stop(self, module_ids: Collection[str]) -> None:
+        """Stop modules until the end of the update, and drop their accumulated gradients."""
+        self.stopped.update(module_ids)
+        for module_id in module_ids:
+            self.steps.drop([own for _, own in self.get_optimizers_for_module(module_id)])
+
+    def _apply(self, optimizers: Sequence[ModuleOptimizer], skip: Tensor | None) -> Tensor:
+        """Clip and apply gradients; see `GradientSteps.judge` for `skip` and the result."""
+        self.steps.prepare(optimizers)
+        skip = self.steps.judge(self.postprocess_gradients(optimizers), optimizers, skip)
+        self.apply_gradients(optimizers, skip)
         self.modules.limit_free_params()
-        self.after_gradient_step()
+        return skip
+
+    def _apply_accumulated(self) -> None:
+        """Apply the mean of the accumulated gradients."""
+        optimizers = self.steps.take()
+        learning = [key for (key, _), own in self.optimizers.items() if own in optimizers]
+        self._end_step(self._apply(optimizers, None), list(dict.fromkeys(learning)))
+
+    def _end_step(self, skip: Tensor, module_ids: Collection[str]) -> None:
+        self.steps.end_step(skip)
+        self.gradient_steps += 1
+        self.after_gradient_step(module_ids)
 
     def check_weights(self) -> None:
         """Check that all weights are finite.
@@ -275,6 +351,8 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
         frozen = self.modules.frozen_parameters(self.freeze_rules(), progress.updates)
         rates: dict[str, float] = {}
         for (module_id, _), optimizer in self.optimizers.items():
+            if module_id not in self.modules.frozen:
+                optimizer.check_trainable(module_id)
             optimizer.freeze(frozen)
             rates.setdefault(module_id, optimizer.set_lr(progress))
         for module_id, rate in rates.items():
@@ -283,7 +361,8 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
                 own.record(LearnerEvents.learning_rate, rate)
                 for name, event in self.scheduled_settings.items():
                     own.record(event, float(config.value_of(name)))
-        self.loss_strategy.begin()
+        self._backward.clear()
+        self._analytic = self._find_analytic()
 
     @abstractmethod
     def preprocess(
@@ -313,26 +392,58 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
         """
         return shard_rows(batch, rank, count)
 
+    def parts(self, step: int) -> Sequence[Part[Batch]]:
+        """Return the losses of gradient step number `step` (from 0), in order.
+
+        All parts use the same minibatch. Later losses are computed with the weights that earlier
+        parts have changed. The result may depend on `step` and settings only.
+        """
+        return (Part("loss"),)
+
     def compute_losses(
         self, minibatch: Mapping[str, Batch], statistics: Statistics
     ) -> dict[str, Tensor]:
         """Return the loss of each module; override if a loss depends on several modules."""
-        losses = {}
+        return self._losses_of(Part("loss"), minibatch, statistics)
+
+    def _losses_of(
+        self, part: Part[Batch], minibatch: Mapping[str, Batch], statistics: Statistics
+    ) -> dict[str, Tensor]:
+        losses: dict[str, Tensor] = {}
         for module_id, batch in minibatch.items():
             self.parallel.turn_to(module_id)
             own = statistics_of(module_id, statistics)
-            losses[module_id] = self.loss_strategy.loss_of(module_id, batch, own)
+            if self.compiled is not None:
+                losses[module_id] = self.compiled.loss_of(part, module_id, batch, own)
+            elif part.loss is None and module_id in self._analytic:
+                losses[module_id], backward = self.analytic_loss(module_id, batch, own)
+                self._backward.append(backward)
+            else:
+                losses[module_id] = self.loss_of(module_id, batch, own, part.loss)
         return losses
 
-    def loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
-        """Return the module's custom loss (`loss_function`) if set, or the algorithm's loss."""
+    def loss_of(
+        self,
+        module_id: str,
+        batch: Batch,
+        statistics: Statistics,
+        of_part: LossOf[Batch] | None = None,
+    ) -> Tensor:
+        """Return the module's custom loss (`loss_function`) if set, or the loss of a part, 0-d.
+
+        Args:
+            module_id: The module.
+            batch: The minibatch.
+            statistics: Statistics of the update.
+            of_part: Loss of a part; None: `compute_loss_for_module`.
+        """
         loss: Tensor | Mapping[str, Tensor]
         if module_id in self.modules.with_loss:
             loss = self.modules.with_loss[module_id].compute_self_supervised_loss(batch, statistics)
         elif self.loss_function is not None:
             loss = self.loss_function(self, module_id, batch, statistics)
         else:
-            loss = self.compute_loss_for_module(module_id, batch, statistics)
+            loss = (of_part or self.compute_loss_for_module)(module_id, batch, statistics)
         if not isinstance(loss, Mapping):
             return loss
         for name, term in loss.items():
@@ -347,11 +458,48 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
 
         The method may instead return a mapping of named terms, 0-d each, which are recorded and
         summed to the loss. `config_of(module_id)` returns the settings of the module.
+
+        `analytic_loss` runs instead if `has_analytic_loss` is true; `algorithm.gradients=autograd`
+        switches it off. Learners with several `parts` compute the losses of the parts instead.
         """
 
     def has_analytic_loss(self, module_id: str) -> bool:
         """Return whether `analytic_loss` currently supports a module."""
         return False
+
+    def declares_gradients(
+        self, module_id: str, methods: Sequence[str], pair: tuple[str, str] | tuple[()] = ()
+    ) -> bool:
+        """Return whether each class that defines one of `methods` declares analytic gradients.
+
+        The class attribute `analytic_gradients` contains the settings for which the gradients are
+        correct. A class that defines both methods of `pair`, a loss and its gradient, and no other
+        method in `methods` does not need the attribute.
+
+        Args:
+            module_id: The module, for its settings.
+            methods: Names of the methods replaced by analytic gradients, including `pair`.
+            pair: Names of the method that computes a loss and the method that computes its
+                gradient.
+        """
+        if any(method in vars(self) for method in methods):
+            return False
+        config = self.config_of(module_id)
+        for base in type(self).__mro__:
+            defined = vars(base)
+            own = [method for method in methods if method in defined]
+            of_pair = [method for method in pair if method in defined]
+            declared: Mapping[str, object] | None
+            declared = defined.get("analytic_gradients", None if own != of_pair else {})
+            if len(of_pair) == 1 or declared is None:
+                return False
+            if any(config.value_of(key) != value for key, value in declared.items()):
+                return False
+            # A different function may have been assigned to the name of a method.
+            names = (getattr(defined[method], "__qualname__", "") for method in own)
+            if any(name.rpartition(".")[0] != base.__qualname__ for name in names):
+                return False
+        return True
 
     def analytic_loss(
         self, module_id: str, batch: Batch, statistics: Statistics
@@ -362,47 +510,71 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
         """
         raise NotImplementedError
 
-    def _analytic_modules(self) -> Collection[str]:
+    def _find_analytic(self) -> Collection[str]:
         """Return the modules whose gradients are analytic in this update."""
-        is_other = self.loss_function or self.modules.with_loss or torch.is_anomaly_enabled()
-        if is_other or self.settings.autocast != "none":
+        settings = self.settings
+        if (
+            settings.gradients == "autograd"
+            or settings.autocast != "none"
+            or self.compiled is not None
+            or self.loss_function is not None
+            or self.modules.with_loss
+            or torch.is_anomaly_enabled()
+        ):
             return ()
         learning = self.modules.keys() - self.modules.frozen
         return {module_id for module_id in learning if self.has_analytic_loss(module_id)}
 
-    def should_stop(self, statistics: Statistics) -> bool:
-        """Return whether to stop the update before applying the current gradient."""
-        return False
+    def uses_autograd(self, module_id: str) -> bool:
+        """Return whether autograd computes the gradients of a module in this update."""
+        return self.compiled is None and module_id not in self._analytic
 
-    def active_optimizers(self, losses: Mapping[str, Tensor]) -> list[ModuleOptimizer]:
-        """Return the optimizers that take a gradient step: the optimizers of modules with a loss.
+    def modules_to_stop(self, kept: Mapping[str, Mapping[str, Tensor]]) -> Collection[str]:
+        """Return the modules to stop before the current gradient is applied.
 
-        No other optimizer may take a step, because momentum would change its parameters.
+        These modules take no further steps in this update. If all modules of the minibatch are
+        stopped, the update ends.
+
+        Args:
+            kept: Tensors of the losses by name and module, see `Statistics.keep`; with several
+                learners, of the whole minibatch.
         """
-        return [o for (module_id, _), o in self.optimizers.items() if module_id in losses]
+        return ()
 
-    def compute_gradients(self, losses: Mapping[str, Tensor]) -> None:
-        """Compute the gradients of the sum of the losses."""
-        for optimizer in self.active:
+    def compute_gradients(
+        self, losses: Mapping[str, Tensor], optimizers: Sequence[ModuleOptimizer]
+    ) -> None:
+        """Compute the gradients of the sum of the losses for the parameters of the optimizers.
+
+        Parameters without a gradient have the gradient 0, as after
+        `torch.optim.Optimizer.zero_grad(set_to_none=False)`.
+        """
+        for optimizer in optimizers:
             optimizer.zero_grad()
         terms = [loss for loss in losses.values() if loss.requires_grad]
         if terms:
             total = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
             torch.autograd.backward(self.steps.scaled(total))
-        self.loss_strategy.add_gradients()
+        for backward in self._backward:
+            backward()
+        self._backward.clear()
 
-    def postprocess_gradients(self) -> Tensor:
+    def postprocess_gradients(self, optimizers: Sequence[ModuleOptimizer]) -> Tensor:
         """Clip the gradients of each optimizer; return the total norm before clipping, 0-d."""
-        return self.steps.clip(self.active)
+        return self.steps.clip(optimizers)
 
-    def apply_gradients(self) -> None:
-        """Take one step with each active optimizer; steps with non-finite gradients are skipped."""
-        self.steps.apply(self.active)
+    def apply_gradients(self, optimizers: Sequence[ModuleOptimizer], skip: Tensor) -> None:
+        """Take one step with each optimizer, unless `skip` is 1 (0-d on the device)."""
+        for optimizer in optimizers:
+            optimizer.step(skip)
 
-    def after_gradient_step(self) -> None:
+    def after_gradient_step(self, module_ids: Collection[str]) -> None:
         """Called after each gradient step, for example to update target networks.
 
         Also called for non-finite gradients, which are detected only at the end of the update.
+
+        Args:
+            module_ids: IDs of the modules with a loss in this step.
         """
 
     def after_minibatch(self, number: int) -> None:
@@ -623,6 +795,7 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
             "frozen_modules": sorted(self.modules.frozen),
             "generator": self.generator.get_state(),
             "weights_seq_no": self.weights_seq_no,
+            "gradient_steps": self.gradient_steps,
             "empty_updates": self.steps.empty_updates,
         }
         if self.steps.scaler is not None:
@@ -651,6 +824,7 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
                 optimizer.load_state_dict(state["optimizers"][key])
         self.generator.set_state(state["generator"])
         self.weights_seq_no = state["weights_seq_no"]
+        self.gradient_steps = state.get("gradient_steps", 0)  # Missing before version 0.4.
         self.steps.empty_updates = state["empty_updates"]
         if self.steps.scaler is not None:
             self.steps.scaler.load_state_dict(state["loss_scaler"])

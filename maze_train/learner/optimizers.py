@@ -106,6 +106,10 @@ IMPLEMENTATIONS = ("fused", "foreach", "capturable", "differentiable")
 class ModuleOptimizer:
     """Optimizer for some or all parameters of a module.
 
+    A parameter that takes no part in a loss has the gradient 0, as after
+    `zero_grad(set_to_none=False)`, so momentum and weight decay still move the parameter. To train
+    without some parameters, freeze them.
+
     Args:
         params: Parameters of one dtype, on their final device.
         node: `{_target_: torch.optim.Adam, eps: 1e-5, ...}`, or a PyTorch optimizer of these
@@ -119,15 +123,11 @@ class ModuleOptimizer:
     Attributes:
         rates: Learning rates by group, 0-d on the device; empty if they are constant, or if the
             optimizer does not accept tensors.
-        skips: 0-d tensor on the device: 1 skips the next steps, 0 does not; None is equivalent
-            to 0.
 
     Raises:
         ConfigError: If the optimizer cannot be found, does not accept its arguments or has
             different parameters, or if both a schedule and a scheduler are set.
     """
-
-    skips: Tensor | None = None
 
     def __init__(
         self,
@@ -149,6 +149,8 @@ class ModuleOptimizer:
         trained = [(factor, [p for p in group if p.requires_grad]) for factor, group in groups]
         self._lr_factors = [factor for factor, part in trained if part]
         self._frozen_units: set[int] = set()
+        self._sums: dict[nn.Parameter, Tensor] = {}
+        self._num_summed = 0
         self._flat: list[FlatParameters] = []
         self._units: list[list[nn.Parameter]] = [[param] for param in self.params]
         self._is_fused_adam = False
@@ -346,6 +348,28 @@ class ModuleOptimizer:
         elif self.optimizer is not None:
             self.optimizer.zero_grad()
 
+    def accumulate(self) -> None:
+        """Add the gradients of a minibatch to the gradients since the last `average` or `drop`."""
+        self._num_summed += 1
+        for param in self.owned():
+            if param.grad is not None:
+                total = self._sums.get(param)
+                self._sums[param] = param.grad.clone() if total is None else total.add_(param.grad)
+
+    def average(self) -> None:
+        """Set the gradients to the mean of the accumulated gradients."""
+        for param, total in self._sums.items():
+            mean = total.div_(self._num_summed)
+            if param.grad is None:
+                param.grad = mean
+            else:
+                param.grad.copy_(mean)
+        self.drop()
+
+    def drop(self) -> None:
+        """Drop the accumulated gradients."""
+        self._sums, self._num_summed = {}, 0
+
     def gradients(self) -> list[Tensor]:
         """Return the gradients: one flat vector per group, or one tensor per parameter.
 
@@ -391,6 +415,21 @@ class ModuleOptimizer:
         if self.optimizer is not None:
             self.optimizer.state.clear()
 
+    def check_trainable(self, name: str) -> None:
+        """Raise if a parameter no longer requires a gradient; `name` is the name of the module.
+
+        Raises:
+            ConfigError: If `requires_grad` was switched off.
+        """
+        if not all(param.requires_grad for param in self.params):
+            raise ConfigError(
+                "requires_grad",
+                f"switched off for parameters of module {name!r} after their optimizer was created; "
+                "momentum and weight decay would still move them. Use learner.freeze_module, or "
+                "algorithm.freeze for some parameters",
+                False,
+            )
+
     def freeze(self, params: Iterable[nn.Parameter]) -> None:
         """Freeze the parameters in `params` that this optimizer owns, until the next call.
 
@@ -402,8 +441,8 @@ class ModuleOptimizer:
             i for i, unit in enumerate(self._units) if frozen.issuperset(map(id, unit))
         }
 
-    def step(self) -> None:
-        """Apply the gradients, unless `skips` is 1."""
+    def step(self, skip: Tensor | None = None) -> None:
+        """Apply the gradients, unless `skip` is 1 (0-d on the device; None: 0)."""
         if self.optimizer is None:
             return
         units = self.owned()
@@ -413,33 +452,68 @@ class ModuleOptimizer:
             param.grad = None  # Optimizers skip parameters without a gradient.
         if self._is_fused_adam and not frozen and can_be_short(self.optimizer):
             rate = self.rates[0] if self.rates else self.optimizer.param_groups[0]["lr"]
-            fused_adam_step(self.optimizer, rate, self.skips)
+            fused_adam_step(self.optimizer, rate, skip)
         else:
-            self._full_step(self.optimizer)
+            self._full_step(self.optimizer, skip)
         for param, gradient in zip(frozen, gradients, strict=True):
             param.grad = gradient
 
-    def _full_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def _full_step(self, optimizer: torch.optim.Optimizer, skip: Tensor | None) -> None:
         """Apply the gradients with the `step` of the PyTorch optimizer."""
-        groups, skips = optimizer.param_groups, self.skips
+        groups = optimizer.param_groups
         rates = [group["lr"] for group in groups]
         for group, rate in zip(groups, self.rates, strict=False):
             group["lr"] = rate
-        before = None if skips is None else _state_of(optimizer)
-        if skips is None:
+        if skip is None:
             optimizer.step()
-        elif takes_tensors(optimizer) and before is not None:
-            with skipping(optimizer, skips):
+        elif takes_tensors(optimizer) and self._device_state() is not None:
+            with skipping(optimizer, skip):
                 optimizer.step()
-        elif before is not None:
-            kept, is_skipped = [value.clone() for value in before], skips > 0.0
+        else:
+            undo = self.hold()
             optimizer.step()
-            for value, old in zip(before, kept, strict=True):
-                value.copy_(torch.where(is_skipped, old, value))
-        elif not skips:  # Synchronises the device, usually only in the first step.
-            optimizer.step()
+            undo(skip)
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
+
+    def hold(self) -> Callable[[Tensor], None]:
+        """Copy the parameters and the optimizer state.
+
+        Returns:
+            A function that restores the copies if its argument (0-d on the device) is 1.
+        """
+        if self.optimizer is None:
+            return lambda skip: None
+        state, on_device = self.optimizer.state, self._device_state()
+        values = [*(param.detach() for param in self.owned()), *(on_device or ())]
+        copies = [value.clone() for value in values]
+        before = {key: deepcopy(own) for key, own in state.items()} if on_device is None else {}
+
+        def undo(skip: Tensor) -> None:
+            is_skipped = skip > 0.0
+            for value, copy in zip(values, copies, strict=True):
+                value.copy_(torch.where(is_skipped, copy, value))
+            # Synchronises the device, usually only in the first step.
+            if on_device is None and is_skipped:
+                state.clear()
+                state.update(before)
+
+        return undo
+
+    def _device_state(self) -> list[Tensor] | None:
+        """Return the state that a step changes; None if it is missing or not only in tensors."""
+        assert self.optimizer is not None
+        found: list[Tensor] = []
+        for group in self.optimizer.param_groups:
+            is_plain = isinstance(self.optimizer, torch.optim.SGD) and group["momentum"] == 0
+            for param in group["params"]:
+                values = self.optimizer.state.get(param, {}).values()
+                if param.grad is None:
+                    continue
+                if not (values or is_plain) or not all(isinstance(v, Tensor) for v in values):
+                    return None
+                found += values
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the optimizer state and settings, and the state of the scheduler."""
@@ -463,21 +537,6 @@ class ModuleOptimizer:
             self.scheduler.load_state_dict(deepcopy(state["lr_scheduler"]))
         if is_adaptive(self.lr):
             self._adapted_lr = state.get("adapted_lr")
-
-
-def _state_of(optimizer: torch.optim.Optimizer) -> list[Tensor] | None:
-    """Return all tensors that a step changes; None if the state is missing or not in tensors."""
-    found: list[Tensor] = []
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            if param.grad is None:
-                continue
-            values = optimizer.state.get(param, {}).values()
-            is_plain = isinstance(optimizer, torch.optim.SGD) and group["momentum"] == 0
-            if not (values or is_plain) or not all(isinstance(v, torch.Tensor) for v in values):
-                return None
-            found += [param.detach(), *values]
-    return found
 
 
 def adapted_rate(schedule: Schedule, rate: Tensor, divergence: Tensor) -> Tensor:

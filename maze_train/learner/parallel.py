@@ -48,13 +48,13 @@ class SingleLearner:
         """Return the size of the whole minibatch, given the number of this learner's samples."""
         return size
 
-    def mean(self, value: Tensor) -> Tensor:
-        """Return the mean over the whole minibatch, given the mean over this learner's samples."""
-        return value
+    def whole(self, kept: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+        """Return the tensors of `Statistics.keep` for the whole minibatch.
 
-    def gather(self, values: Tensor) -> Tensor:
-        """Return the values of all samples, given the values of this learner's samples, `[n]`."""
-        return values
+        Means (0-d) are averaged over the learners, weighted by their numbers of samples; vectors
+        are joined.
+        """
+        return kept
 
     def join_gradients(self, active: Sequence[ModuleOptimizer], optimizers: Optimizers) -> None:
         """Average gradients over the samples of all learners, in place.

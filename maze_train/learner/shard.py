@@ -91,16 +91,21 @@ class Shard(SingleLearner):
         """Return the size of the whole minibatch."""
         return self._size
 
-    def mean(self, value: Tensor) -> Tensor:
-        """Return the mean over all learners, weighted by their numbers of samples."""
-        return self._sum(value.detach() * self._share)
+    def whole(self, kept: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+        """Return the tensors of `Statistics.keep` for the whole minibatch."""
+        return {
+            name: {module_id: self._whole(module_id, value) for module_id, value in own.items()}
+            for name, own in kept.items()
+        }
 
-    def gather(self, values: Tensor) -> Tensor:
-        """Return the values of all learners."""
-        whole = values.new_zeros(self._size)
-        if self._share:
-            whole[self.rank :: self.count] = values.detach()
-        return self._sum(whole)
+    def _whole(self, module_id: str, value: Tensor) -> Tensor:
+        size, share = self._sizes[module_id]
+        if not value.ndim:
+            return self._sum(value * share)
+        joined = value.new_zeros(size, *value.shape[1:])
+        if share:
+            joined[self.rank :: self.count] = value
+        return self._sum(joined)
 
     def join_gradients(self, active: Sequence[ModuleOptimizer], optimizers: Optimizers) -> None:
         """Sum the gradients of all learners in place, with one all-reduce of a flat vector."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
+from typing import Generic, TypeAlias, TypeVar
 
 import torch
-from torch import nn
 
 from maze_train.core.errors import TrainingError
 from maze_train.core.events import Statistics
@@ -15,12 +16,27 @@ from maze_train.core.types import Tensor
 from maze_train.learner.events import LearnerEvents
 from maze_train.learner.optimizers import ModuleOptimizer, joint_norm, norm_of
 
+Batch = TypeVar("Batch")
+LossOf: TypeAlias = Callable[[str, Batch, Statistics], Tensor | Mapping[str, Tensor]]
+"""Computes the loss of a module from module ID, minibatch and statistics: 0-d, or named terms."""
+
+
+@dataclass(frozen=True)
+class Part(Generic[Batch]):
+    """One loss of a gradient step, and the optimizers that follow its gradient."""
+
+    name: str
+    loss: LossOf[Batch] | None = None
+    """Loss of a module; None: `Learner.compute_losses`."""
+    optimizers: tuple[str, ...] | None = None
+    """Names of the optimizers of a module; None: all."""
+
 
 class GradientSteps:
-    """Applies the gradients of a learner and records the steps of an update.
+    """Decides whether gradient steps are applied, and records the steps of an update.
 
-    The learner calls `add` for each minibatch and, if a step is due, `prepare`, `clip`, `check` and
-    `apply`. Optimizers skip frozen parameters, and steps with a non-finite gradient.
+    For each part of a step, the learner calls `prepare` and `judge`; `end_step` ends the step. If
+    the gradient of any part is not finite, the whole step is skipped.
 
     No value is read on the host before `finish`, because reading would synchronise the device and
     cannot be captured in a CUDA graph.
@@ -33,108 +49,125 @@ class GradientSteps:
 
     Attributes:
         scaler: Loss scaler; None if losses are not scaled.
-        counts: Whether `train/gradient_steps` counts the next steps.
         empty_updates: Number of consecutive updates without any finite gradient.
+        number: Number of the current minibatch in the update.
+        taken: Number of steps of this update so far, including skipped steps.
+        pending: Optimizers with accumulated gradients that have not been applied.
     """
 
     def __init__(
         self, device: torch.device, on_non_finite: str, accumulation: int, scales_losses: bool
     ) -> None:
-        self.on_non_finite = on_non_finite
+        self.on_non_finite, self.accumulation = on_non_finite, accumulation
         self.scaler = LossScaler(device) if scales_losses else None
-        self.counts, self.empty_updates = True, 0
-        self._device, self._accumulation = device, Accumulation(accumulation)
+        self.empty_updates = 0
+        self.pending: list[ModuleOptimizer] = []
+        self._device = device
         # Kernels of fused optimizers require float32.
         self._has_failed = torch.zeros((), dtype=torch.float32, device=device)
         self.begin()
 
     def begin(self) -> None:
         """Begin an update."""
-        self._accumulation.clear()
+        self.drop(self.pending)
         self._has_failed.zero_()
-        self._number = 0
-        self._numbers: list[int] = []
-        self._counts: list[bool] = []
+        self.number = self.taken = self._minibatches = 0
+        self._numbers: list[int] = []  # Minibatch of each step.
+        self._steps: list[int] = []  # Step of each norm.
         self._norms: list[Tensor] = []
         self._scales: list[Tensor] = []
         self._clipped: dict[int, Tensor] = {}
         self._zeroed: list[Tensor] = []
 
     @property
-    def are_pending(self) -> bool:
-        """Whether there are accumulated gradients that have not been applied."""
-        return self._accumulation.is_pending
+    def must_undo(self) -> bool:
+        """Whether training continues after a step of which only the first parts were applied."""
+        return self.on_non_finite == "skip" or self.scaler is not None
 
     def scaled(self, loss: Tensor) -> Tensor:
         """Return a loss, 0-d, multiplied by the loss scale."""
         return loss if self.scaler is None else loss * self.scaler.scale
 
-    def add(self, number: int, active: Sequence[ModuleOptimizer]) -> bool:
-        """Add the gradients of a minibatch; return whether a step is due.
+    def accumulate(self, optimizers: Sequence[ModuleOptimizer]) -> bool:
+        """Add the gradients of a minibatch; return whether a step is due."""
+        self._minibatches += 1
+        for optimizer in optimizers:
+            optimizer.accumulate()
+        self.pending = list(dict.fromkeys([*self.pending, *optimizers]))
+        return self._minibatches == self.accumulation
 
-        Args:
-            number: Number of the minibatch in the update.
-            active: The optimizers of the gradients.
-        """
-        self._number = number
-        return self._accumulation.add(active)
+    def take(self) -> list[ModuleOptimizer]:
+        """Return the pending optimizers, each with the mean gradient of its minibatches."""
+        optimizers, self.pending, self._minibatches = self.pending, [], 0
+        for optimizer in optimizers:
+            optimizer.average()
+        return optimizers
 
-    def prepare(self, active: list[ModuleOptimizer]) -> list[ModuleOptimizer]:
-        """Return the optimizers of a step, with accumulated, unscaled gradients.
+    def drop(self, optimizers: Sequence[ModuleOptimizer]) -> None:
+        """Drop the accumulated gradients of optimizers."""
+        for optimizer in optimizers:
+            optimizer.drop()
+        self.pending = [each for each in self.pending if each not in optimizers]
+
+    def prepare(self, optimizers: Sequence[ModuleOptimizer]) -> None:
+        """Remove the loss scale from gradients.
 
         With `on_non_finite=zero`, non-finite entries are replaced by 0, unless reducing the loss
         scale might prevent such entries.
-
-        Args:
-            active: The optimizers of the last minibatch.
         """
-        if self._accumulation.is_pending:
-            active = self._accumulation.take()
         if self.on_non_finite == "zero":
             is_unscaled = None if self.scaler is None else self.scaler.scale <= 1.0
-            self._zeroed += [optimizer.zero_non_finite(is_unscaled) for optimizer in active]
+            self._zeroed += [optimizer.zero_non_finite(is_unscaled) for optimizer in optimizers]
         if self.scaler is not None:
-            self.scaler.unscale(g for optimizer in active for g in optimizer.gradients())
-        return active
+            self.scaler.unscale(g for optimizer in optimizers for g in optimizer.gradients())
 
-    def clip(self, active: Sequence[ModuleOptimizer]) -> Tensor:
+    def clip(self, optimizers: Sequence[ModuleOptimizer]) -> Tensor:
         """Clip the gradients of each optimizer; return the joint norm before clipping, 0-d."""
-        return joint_norm([optimizer.clip() for optimizer in active]).to(self._device)
+        return joint_norm([optimizer.clip() for optimizer in optimizers]).to(self._device)
 
-    def check(self, norm: Tensor, active: Sequence[ModuleOptimizer]) -> None:
-        """Record the norm of a gradient; if the norm is not finite, optimizers skip the step.
+    def judge(
+        self, norm: Tensor, optimizers: Sequence[ModuleOptimizer], skip: Tensor | None
+    ) -> Tensor:
+        """Record the norm of a gradient; return whether to skip this part and all later parts.
 
-        With `on_non_finite=raise`, optimizers also skip all later steps of the update.
+        With `on_non_finite=raise`, all later steps of the update are skipped, too.
 
         Args:
             norm: Joint norm before clipping, 0-d.
-            active: The optimizers of the clipped gradients.
+            optimizers: The optimizers of the clipped gradients.
+            skip: Result for the previous part; None for the first part of a step.
+
+        Returns:
+            1 or 0, 0-d on the device.
         """
         is_bad = (norm - norm).ne_(0.0).float()  # 1 for NaN and infinity
-        if any(optimizer.clipping[0] > 0 for optimizer in active):
-            gradients = [g for optimizer in active for g in optimizer.gradients()]
+        if any(optimizer.clipping[0] > 0 for optimizer in optimizers):
+            gradients = [g for optimizer in optimizers for g in optimizer.gradients()]
             self._clipped[len(self._norms)] = norm_of(gradients)
-        self._numbers.append(self._number)
-        self._counts.append(self.counts)
+        if skip is None:
+            self._numbers.append(self.number)
+            skip = is_bad
+        else:
+            skip = torch.maximum(skip, is_bad)
+        self._steps.append(self.taken)
         self._norms.append(norm)
         has_failed = is_bad
         if self.scaler is not None:
             self._scales.append(self.scaler.scale.clone())
             has_failed = is_bad * (self.scaler.scale <= 1.0)
-            self.scaler.update(is_bad)
         if self.on_non_finite != "skip":
             torch.maximum(self._has_failed, has_failed, out=self._has_failed)
-            if self.scaler is None:
-                is_bad = self._has_failed
-            else:
-                is_bad = torch.maximum(self._has_failed, is_bad)
-        for optimizer in active:
-            optimizer.skips = is_bad
+            # Without a scale, `_has_failed` includes the parts of this step.
+            skip = (
+                self._has_failed if self.scaler is None else torch.maximum(self._has_failed, skip)
+            )
+        return skip
 
-    def apply(self, active: Sequence[ModuleOptimizer]) -> None:
-        """Take one step of each optimizer."""
-        for optimizer in active:
-            optimizer.step()
+    def end_step(self, skip: Tensor) -> None:
+        """Count a step, and update the loss scale; `skip` is the result for the last part."""
+        self.taken += 1
+        if self.scaler is not None:
+            self.scaler.update(skip)
 
     def finish(self, statistics: Statistics, epoch: int, update: int, most_empty: int) -> None:
         """Record the steps of an update, or raise if gradients were not finite.
@@ -153,26 +186,26 @@ class GradientSteps:
         # This is the only synchronisation of the device in an update.
         tensors = [*self._norms, *self._clipped.values(), *self._zeroed, *self._scales]
         values = iter(torch.stack(tensors).tolist() if tensors else ())
-        norms = dict(enumerate(islice(values, len(self._norms))))
+        norms = list(islice(values, len(self._norms)))
         clipped = dict(zip(self._clipped, values, strict=False))
         zeroed = list(islice(values, len(self._zeroed)))
         scales = list(values) or [1.0] * len(norms)
-        taken = [i for i, norm in norms.items() if math.isfinite(norm)]
-        bad = [
-            self._numbers[i]
-            for i, norm in norms.items()
-            if not math.isfinite(norm) and scales[i] <= 1.0
-        ]
-        self.empty_updates = self.empty_updates + 1 if bad and not taken else 0
+        bad = [i for i, norm in enumerate(norms) if not math.isfinite(norm)]
+        skipped = {self._steps[i] for i in bad}
+        failed = [self._numbers[self._steps[i]] for i in bad if scales[i] <= 1.0]
+        num_taken = len(self._numbers) - len(skipped)
+        self.empty_updates = self.empty_updates + 1 if failed and not num_taken else 0
         skips = self.on_non_finite == "skip"
-        if bad and not (skips and self.empty_updates < most_empty):
+        if failed and not (skips and self.empty_updates < most_empty):
             advice = "; algorithm.on_non_finite=skip skips such steps"
             if skips:
                 advice = f" (no finite gradient in {self.empty_updates} updates)"
             where = f"epoch {epoch + 1}, update {update}"
             # The weights can be the cause only after a first gradient step.
-            raise _non_finite_error(where, bad[0], statistics, bool(update or bad[0]), advice)
-        statistics.record(LearnerEvents.gradient_steps, float(sum(self._counts[i] for i in taken)))
+            has_learned = bool(update or failed[0])
+            raise _non_finite_error(where, failed[0], statistics, has_learned, advice)
+        statistics.record(LearnerEvents.gradient_steps, float(num_taken))
+        taken = [i for i, step in enumerate(self._steps) if step not in skipped]
         for event, recorded in (
             (LearnerEvents.grad_norm, [norms[i] for i in taken]),
             (LearnerEvents.grad_norm_clipped, [clipped[i] for i in taken if i in clipped]),
@@ -180,8 +213,8 @@ class GradientSteps:
         ):
             for value in recorded:
                 statistics.record(event, value)
-        if len(taken) < len(norms):
-            statistics.record(LearnerEvents.skipped_steps, float(len(norms) - len(taken)))
+        if skipped:
+            statistics.record(LearnerEvents.skipped_steps, float(len(skipped)))
 
 
 def _non_finite_error(
@@ -207,56 +240,6 @@ def _non_finite_error(
         "logits that are all -inf, and for returns beyond 1e19, whose squares overflow float32: "
         f"scale the rewards, with a2c and ppo by algorithm.reward_scaling=true{advice}"
     )
-
-
-class Accumulation:
-    """Mean gradients of several minibatches, each computed with the same weights.
-
-    Args:
-        count: Minibatches per step, >= 1; 1 disables accumulation.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self.clear()
-
-    def clear(self) -> None:
-        """Drop accumulated gradients."""
-        self._minibatches = 0
-        self._uses: dict[ModuleOptimizer, int] = {}
-        self._sums: dict[nn.Parameter, Tensor] = {}
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether there are accumulated gradients."""
-        return self._minibatches > 0
-
-    def add(self, optimizers: Sequence[ModuleOptimizer]) -> bool:
-        """Add the gradients of a minibatch; return whether a step is due."""
-        if self._count == 1:
-            return True
-        self._minibatches += 1
-        for optimizer in optimizers:
-            self._uses[optimizer] = self._uses.get(optimizer, 0) + 1
-            for param in optimizer.owned():
-                if param.grad is not None:
-                    kept = self._sums.get(param)
-                    self._sums[param] = param.grad.clone() if kept is None else kept + param.grad
-        return self._minibatches == self._count
-
-    def take(self) -> list[ModuleOptimizer]:
-        """Set the gradients of each optimizer to the mean over its minibatches, and reset."""
-        for optimizer, count in self._uses.items():
-            for param in optimizer.owned():
-                if param in self._sums:
-                    mean = self._sums[param].div_(count)
-                    if param.grad is None:
-                        param.grad = mean
-                    else:
-                        param.grad.copy_(mean)
-        optimizers = list(self._uses)
-        self.clear()
-        return optimizers
 
 
 class LossScaler:

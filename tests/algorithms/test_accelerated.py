@@ -14,6 +14,7 @@ from update_problems import BOX, LEARNERS, SETTINGS, B, T, make_model, make_roll
 
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.algorithms.ppo.learner import PPOLearner
+from maze_train.core.events import Statistics
 from maze_train.core.types import tree_map
 from maze_train.distributions.categorical import Categorical
 from maze_train.learner.config import Freeze, Progress
@@ -73,8 +74,8 @@ def make_learner(
 
 def by_hand(learner):
     """Return the ids of the modules whose gradients an update computes analytically."""
-    learner.loss_strategy.begin()
-    return {key for key in learner.modules if not learner.loss_strategy.uses_autograd(key)}
+    learner.before_gradient_based_update(Progress(), Statistics())
+    return {key for key in learner.modules if not learner.uses_autograd(key)}
 
 
 def compare(dtype, algorithm, actions, space=BOX, model=None, masks=None, **settings):

@@ -73,7 +73,7 @@ class PlainLearner(Learner[Any, Any, Any]):
         model: Any = self.modules[module_id]
         chosen = model.q(batch.obs).gather(-1, batch.actions.long()[:, None])[:, 0]
         errors: Tensor = chosen - batch.rewards
-        self.errors = errors.detach().abs()
+        statistics.keep("td_errors", errors.abs())
         return errors.square().mean()
 
 

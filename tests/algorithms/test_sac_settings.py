@@ -95,5 +95,5 @@ def test_errors_for_priorities_are_means_of_sizes(monkeypatch):
         "critic_loss",
         lambda q, *args: (0.0 * q.sum(), errors),
     )
-    learner.update(replace(batch(), weights=torch.ones(N)), Progress())
-    assert learner.errors.tolist() == [1.0, 2.5]
+    result = learner.update(replace(batch(), weights=torch.ones(N)), Progress())
+    assert result.kept["td_errors"]["default"].tolist() == [1.0, 2.5]

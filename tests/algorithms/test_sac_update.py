@@ -118,40 +118,71 @@ def compare(name, steps=3, num_critics=2, model_settings=None, weights=False, **
         batch = make_transitions(*PROBLEMS[name], seed=step, weighted=weights)
         row = learner.update(batch, Progress()).reduce()
         assert row == pytest.approx(reference.step(batch, *noise), rel=1e-7, abs=1e-9)
-    theirs = dict(reference.model.named_parameters())
-    for key, param in model.named_parameters():
-        torch.testing.assert_close(
-            param.detach(), theirs[key].detach(), rtol=1e-8, atol=1e-9, msg=lambda m, k=key: k + m
-        )
+    assert_equal(model, reference.model)
     moved = dict(before.named_parameters())
     return {key for key, param in model.named_parameters() if (param != moved[key]).any()}
 
 
-def test_critics_first():
-    """The critics match a joint step; the policy matches a joint step with the new critics."""
-    name = "box"
-    batch = make_transitions(*PROBLEMS[name], seed=0, weighted=True)
+def assert_equal(model, reference):
+    """Assert that all parameters, including those of target networks, match."""
+    theirs = dict(reference.named_parameters())
+    for key, param in model.named_parameters():
+        torch.testing.assert_close(
+            param.detach(), theirs[key].detach(), rtol=1e-8, atol=1e-9, msg=lambda m, k=key: k + m
+        )
 
-    def learner_of(order, critics=None):
-        model = make_model(*PROBLEMS[name], 2)
-        if critics is not None:
-            model.critics.load_state_dict(critics.state_dict())
-        learner = SACLearner(model, make_config(update_order=order), seed=SEED)
-        return learner, model, learner.update(batch, Progress()).reduce()
 
-    first, model, row = learner_of("critics_first")
-    joint, joint_model, joint_row = learner_of("joint")
-    _, model_of_new_critics, _ = learner_of("joint", model.critics)
-    assert row["train/gradient_steps"] == joint_row["train/gradient_steps"] == 1
-    assert first.gradient_steps == joint.gradient_steps == 1
-    assert torch.equal(first.errors, joint.errors)
-    for part in ("critics", "target_critics"):
-        ours, theirs = (getattr(m, part).state_dict() for m in (model, joint_model))
-        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-    ours, theirs = (get_flat_parameters(m.policy) for m in (model, model_of_new_critics))
-    assert torch.equal(ours, theirs)
-    assert not torch.equal(ours, get_flat_parameters(joint_model.policy))
-    assert torch.equal(model.log_temperatures, model_of_new_critics.log_temperatures)
+@pytest.mark.parametrize("way", ["update", "update_from_batch"])
+@pytest.mark.parametrize("interval", [1, 2, 3])
+@pytest.mark.parametrize("order", ["critics_first", "joint"])
+def test_update_orders_and_intervals(order, interval, way):
+    """Steps match in both orders; a non-finite loss changes the target networks only."""
+    config = make_config(update_order=order, policy_update_interval=interval, on_non_finite="skip")
+    model = make_model(*PROBLEMS["box"])
+    reference = SlowSAC(model, PROBLEMS["box"][1], config)
+    learner = SACLearner(model, config, seed=SEED)
+    for step, noise in enumerate(noises(model, 7, interval)):
+        batch = make_transitions(*PROBLEMS["box"], seed=step)
+        if step in (1, 2):
+            batch.rewards[0] = torch.inf
+        row = getattr(learner, way)(batch, Progress()).reduce()
+        if step in (1, 2):
+            reference.skip()
+            assert (row["train/skipped_steps"], row["train/gradient_steps"]) == (1.0, 0.0)
+        else:
+            assert row == pytest.approx(reference.step(batch, *noise), rel=1e-7, abs=1e-9)
+        assert_equal(model, reference.model)
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_non_finite_policy_loss_skips_the_critics_too(step):
+    """No weight and no optimizer state changes, in the first step or later."""
+
+    class Broken(SACLearner):
+        def policy_loss(self, module_id, batch, statistics):
+            loss = super().policy_loss(module_id, batch, statistics)
+            return loss * float("nan") if self.gradient_steps == step else loss
+
+    config, (space, actions) = make_config(on_non_finite="skip", tau=1e-12), PROBLEMS["box"]
+    learner = Broken(make_model(space, actions), config, seed=SEED)
+    for number in range(step):
+        learner.update(make_transitions(space, actions, seed=number), Progress())
+    before = learner.state_dict()
+    row = learner.update(make_transitions(space, actions, seed=9), Progress()).reduce()
+    assert row["train/skipped_steps"] == 1.0
+    after = learner.state_dict()
+    torch.testing.assert_close(after["modules"], before["modules"], rtol=0, atol=1e-9)
+    torch.testing.assert_close(after["optimizers"], before["optimizers"])
+
+
+def test_target_networks_follow_without_a_trainable_policy():
+    """Target networks are updated although no optimizer follows the policy loss."""
+    model = make_model(*PROBLEMS["box"])
+    model.policy.requires_grad_(False)
+    learner = SACLearner(model, make_config(entropy_tuning=False), seed=SEED)
+    before = get_flat_parameters(model.target_critics)
+    learner.update(make_transitions(*PROBLEMS["box"]), Progress())
+    assert not torch.equal(get_flat_parameters(model.target_critics), before)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

@@ -82,24 +82,25 @@ class LineLearner(Learner[torch.Tensor, torch.Tensor, torch.Tensor]):
         self.note(f"loss {module_id} {'train' if module.training else 'eval'}")
         return (module(batch[:, :2]).squeeze(-1) - batch[:, 2]).square().mean()
 
-    def should_stop(self, statistics):
-        return self.stop_at is not None and self.calls.count("losses") > self.stop_at
+    def modules_to_stop(self, kept):
+        stops = self.stop_at is not None and self.calls.count("losses") > self.stop_at
+        return self.modules if stops else ()
 
-    def compute_gradients(self, losses):
+    def compute_gradients(self, losses, optimizers):
         self.note("gradients")
-        super().compute_gradients(losses)
+        super().compute_gradients(losses, optimizers)
 
-    def postprocess_gradients(self):
+    def postprocess_gradients(self, optimizers):
         self.note("postprocess")
-        return super().postprocess_gradients()
+        return super().postprocess_gradients(optimizers)
 
-    def apply_gradients(self):
+    def apply_gradients(self, optimizers, skip):
         self.note("apply")
-        super().apply_gradients()
+        super().apply_gradients(optimizers, skip)
 
-    def after_gradient_step(self):
+    def after_gradient_step(self, module_ids):
         self.note("after step")
-        super().after_gradient_step()
+        super().after_gradient_step(module_ids)
 
     def should_module_be_updated(self, module_id, experience):
         wanted = super().should_module_be_updated(module_id, experience)

@@ -175,14 +175,24 @@ class SlowSAC:
 
     def step(self, batch, noise_of_next, noise):
         """Update critics, then policy and temperatures; return all statistics by tag."""
-        found = {"learning_rate": self.config.lr}
+        found, before = {"learning_rate": self.config.lr}, copy.deepcopy(self.model.critics)
         norms = [self.update_critics(batch, noise_of_next, found)]
         if self.steps % self.config.policy_update_interval == 0:
+            after = self.model.critics
+            if self.config.update_order == "joint":
+                self.model.critics = before
             norms.append(self.update_policy(batch, noise, found))
+            self.model.critics = after
+            if self.config.update_order == "joint":
+                norms = [math.hypot(*norms)]
+        self.skip()
+        return tagged({**found, "gradient_steps": 1.0, "grad_norm": np.mean(norms)})
+
+    def skip(self):
+        """Count a step; update the target networks if due."""
         self.steps += 1
         if self.steps % self.config.target_update_interval == 0:
             move(self.model.target_critics, self.model.critics, self.config.tau)
-        return tagged({**found, "gradient_steps": 1.0, "grad_norm": np.mean(norms)})
 
     def update_critics(self, batch, noise_of_next, found):
         """Add the statistics of the critics; return the gradient norm."""

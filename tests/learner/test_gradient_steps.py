@@ -147,6 +147,21 @@ def test_a_group_with_a_gradient_that_is_not_finite_is_left_out():
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("others", [(), ("b",)])
+def test_no_step_follows_a_stop_during_accumulation(others):
+    """Accumulated gradients of a stopped module are dropped; other modules take their steps."""
+
+    class Stopping(LineLearner):
+        def modules_to_stop(self, kept):
+            return {"a"} if self.steps.number == 1 else ()
+
+    modules = {key: make_module() for key in ("a", *others)}
+    learner = Stopping(modules, batch_size=2, gradient_accumulation=2, optimizer=SGD)
+    row = learner.update(dict.fromkeys(modules, make_data(size=8)), Progress()).reduce()
+    assert row["train/gradient_steps"] == 2 * len(others)
+    assert torch.equal(*(get_flat_parameters(m) for m in (modules["a"], make_module())))
+
+
 def test_an_update_that_failed_leaves_no_gradient_to_the_next():
     """Gradients accumulated before an error are discarded."""
 

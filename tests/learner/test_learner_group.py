@@ -528,10 +528,10 @@ def strike(group, number, when="in an update", victim=-1):
     learner = group.first
     own = learner.after_gradient_step
 
-    def after_gradient_step():
+    def after_gradient_step(module_ids):
         learner.after_gradient_step = own
         os.kill(pids(group)[victim], number)
-        own()
+        own(module_ids)
 
     learner.after_gradient_step = after_gradient_step
 
@@ -590,7 +590,7 @@ from test_learner_group import LEARNERS, group_of, pids
 with group_of(LEARNERS["bc"], 3) as (group, update):
     update(1)
     print(*pids(group), flush=True)
-    group.first.compute_gradients = lambda losses: os.kill(os.getpid(), signal.SIGKILL)
+    group.first.compute_gradients = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
     update(1)
 """
 

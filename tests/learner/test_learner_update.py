@@ -7,6 +7,7 @@ import torch
 from practice_learner import ADAM, LineLearner, make_data, make_module
 
 from maze_train import ConfigError, Progress, Schedule, TrainingError, get_flat_parameters
+from maze_train.learner.steps import Part
 
 
 def weights(learner):
@@ -246,16 +247,13 @@ class TakesTurns(LineLearner):
                 module_id, name, optimizer=momentum, params=params, lr_or_lr_schedule=lr
             )
 
-    def active_optimizers(self, losses):
-        assert list(losses) == ["default"]
-        assert len(super().active_optimizers(losses)) == 2
-        active = self.turns[self.calls.count("losses") - 1]
-        return [self.optimizers["default", name] for name in active]
+    def parts(self, step):
+        return [Part("loss", None, tuple(self.turns[step]))]
 
 
 @pytest.mark.parametrize("grad_clip", [0.0, 0.5])
-def test_optimizers_that_are_not_active_take_no_part(grad_clip):
-    """Inactive optimizers take no step and do not contribute to the gradient norm."""
+def test_optimizers_without_a_part_take_no_step(grad_clip):
+    """Other optimizers take no step and do not contribute to the gradient norm."""
     data, turns = make_data(), (["weight", "bias"], ["bias"], ["weight"], ["weight", "bias"])
     learner = TakesTurns(make_module(), batch_size=10, max_grad_norm=grad_clip)
     learner.turns = turns
@@ -319,3 +317,14 @@ def test_one_minibatch_and_none():
     assert torch.equal(learner.modules["a"].weight, alone.modules["a"].weight)
     with pytest.raises(ConfigError, match=r"module_id = 'c': no such module; available: a, b"):
         learner.update_from_batch({"c": make_data()}, Progress())
+
+
+@pytest.mark.parametrize("name", ["SGD", "Rprop"])
+def test_requires_grad_switched_off_after_registration_raises(name):
+    """Flat and separate parameters raise unless the module is frozen."""
+    learner = LineLearner(make_module(), optimizer={"_target_": f"torch.optim.{name}"})
+    learner.module.bias.requires_grad_(False)
+    with pytest.raises(ConfigError, match=r"module 'default' .* learner\.freeze_module"):
+        learner.update(make_data(), Progress())
+    learner.freeze_module("default")
+    learner.update(make_data(), Progress())

@@ -150,9 +150,9 @@ def loss_of_weights(learner: Any, module_id: str, batch: Any, statistics: Any, a
 
 @pytest.mark.parametrize("after", [0, 2])
 def test_a_loss_without_errors_gives_no_priorities(after: int) -> None:
-    """Prioritized replay raises an error if a loss sets no errors."""
+    """Prioritized replay raises an error if a loss reports no errors."""
     own = {"_target_": f"{__name__}.loss_of_weights", "after": after}
-    with pytest.raises(TrainingError, match=r"set learner\.errors = .*replay_buffer=uniform"):
+    with pytest.raises(TrainingError, match=r'keep\("td_errors", .*replay_buffer=uniform'):
         sac_run(**{BUFFER: {"_target_": PRIORITISED}, "algorithm.loss_function": own})
 
 

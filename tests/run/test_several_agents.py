@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from run_cases import HEAPS, RECURRENT, start
 from short_runs import rows, settings, short_run, written_config
 
 from maze_train import ConfigError, TrainingError, load_learner, load_policy, run_rollout, train
+from maze_train.data.replay import PrioritizedReplayBuffer
 from maze_train.spaces.agents import AgentSpaces
 from maze_train.training.config import PolicyConfig
 from maze_train.training.models import modules_of
@@ -334,3 +335,40 @@ def test_sequences_of_a_policy_that_alone_has_a_memory() -> None:
     policies = {"players": {**players, "model": memory}, "judge": judge}
     run("one", "ppo", **steps, policies=policies)
     assert rows("one") == rows("all")
+
+
+class Marked(PrioritizedReplayBuffer):
+    """Replay buffer that records the TD errors it receives."""
+
+    received: ClassVar[dict[int, set[float]]] = {}
+
+    def update_priorities(self, indices: Any, errors: Any) -> None:
+        self.received.setdefault(id(self), set()).update(errors.tolist())
+        super().update_priorities(indices, errors)
+
+
+def marked_loss(learner: Any, module_id: str, batch: Any, statistics: Any) -> Any:
+    """Return the loss of the algorithm, with TD errors that identify the policy."""
+    loss = learner.compute_loss_for_module(module_id, batch, statistics)
+    errors = torch.full((len(batch.rewards),), {"a": 1.0, "b": 2.0}[module_id])
+    statistics.keep("td_errors", errors)
+    return loss
+
+
+def test_each_replay_buffer_receives_the_td_errors_of_its_policy() -> None:
+    """With prioritized replay, the priorities of a policy depend on its own errors only."""
+    Marked.received.clear()
+    small = {"total_steps": 80, "algorithm.initial_buffer_size": 20, "algorithm.batch_size": 8}
+    train(
+        {"_target_": "agent_envs.Rochambeau"},
+        "dqn",
+        run_dir="run",
+        evaluation={"n_episodes": 1},
+        **{
+            **small,
+            "policies": {"a": {"agents": ["left"]}, "b": {"agents": ["right"]}},
+            "algorithm.replay_buffer": {"_target_": f"{__name__}.Marked"},
+            "algorithm.loss_function": {"_target_": f"{__name__}.marked_loss"},
+        },
+    )
+    assert sorted(Marked.received.values(), key=sorted) == [{1.0}, {2.0}]

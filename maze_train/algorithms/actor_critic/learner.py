@@ -32,7 +32,6 @@ from maze_train.functional.returns import (
 from maze_train.learner.config import Freeze, Progress
 from maze_train.learner.events import LearnerEvents
 from maze_train.learner.learner import Learner
-from maze_train.learner.loss_strategies import declares_gradients
 from maze_train.learner.modules import LearnerOptions, Modules, current
 from maze_train.learner.reward_scaling import RewardScaler
 from maze_train.nets.actor_critic import ActorCriticModel
@@ -294,8 +293,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
 
     def has_analytic_loss(self, module_id: str) -> bool:
         """Whether the model and all methods of the loss have analytic gradients."""
-        config = self.config_of(module_id)
-        is_known = declares_gradients(self, config, METHODS, PAIR)
+        is_known = self.declares_gradients(module_id, METHODS, PAIR)
         return is_known and has_analytic_gradients(self.model(module_id))
 
     @torch.no_grad()

@@ -20,7 +20,6 @@ from maze_train.data.replay import Transitions
 from maze_train.functional.losses import critic_loss, critic_loss_gradient
 from maze_train.learner.config import Progress
 from maze_train.learner.events import LearnerEvents
-from maze_train.learner.loss_strategies import declares_gradients
 from maze_train.nets.mlp_gradients import forward_and_backward, supports_analytic_gradients
 
 
@@ -96,7 +95,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
     def has_analytic_loss(self, module_id: str) -> bool:
         """Return whether a module is a multilayer perceptron with an analytic loss gradient."""
         model = self.model(module_id)
-        is_known = declares_gradients(self, self.config_of(module_id), METHODS)
+        is_known = self.declares_gradients(module_id, METHODS)
         return is_known and not model.num_quantiles and supports_analytic_gradients(model.policy)
 
     def analytic_loss(
@@ -136,7 +135,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
             loss, errors = critic_loss(values, choices, targets, batch.weights, delta)
             errors = errors.squeeze(0)
         if batch.weights is not None:
-            self.errors = errors.abs()
+            statistics.keep("td_errors", errors.abs())
         statistics.record(DQNEvents.critic_loss, loss)
         statistics.record(DQNEvents.critic_value, errors.mean() + targets.mean())
         return loss, errors

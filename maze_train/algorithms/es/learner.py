@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import ClassVar, Unpack
@@ -20,7 +20,7 @@ from maze_train.learner.config import Progress
 from maze_train.learner.events import statistics_of
 from maze_train.learner.learner import Learner
 from maze_train.learner.modules import LearnerOptions, Modules
-from maze_train.learner.optimizers import DEFAULT_OPTIMIZER, ModuleOptimizer
+from maze_train.learner.optimizers import DEFAULT_OPTIMIZER
 from maze_train.nets.normalization import find_normalizer
 
 
@@ -110,7 +110,6 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
     ) -> None:
         super().__init__(modules, config, **options)
         self._before: dict[str, Sequence[Tensor]] = {}
-        self._moving: set[str] = set()
 
     def preprocess(
         self, module_id: str, experience: EvaluatedPopulation, statistics: Statistics
@@ -135,8 +134,7 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
         utilities = shaped_returns(fitness, self.config.fitness_shaping)
         dim = sum(p.numel() for p in params)
         ascent = antithetic_gradient(utilities, batch.noise(dim), dim)
-        if bool(ascent.any()):
-            self._moving.add(module_id)
+        statistics.keep("moves", ascent.any())
         self._before[module_id] = before = [p.detach().clone() for p in params]
         statistics.record(ESEvents.policy_grad_norm, torch.linalg.vector_norm(ascent))
         statistics.record(ESEvents.policy_norm, _norm(before))
@@ -145,13 +143,9 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
         theta = torch.cat([p.reshape(-1) for p in params])
         return 0.5 * self.config.l2_penalty * theta.square().sum() - (ascent * theta).sum()
 
-    def should_stop(self, statistics: Statistics) -> bool:
-        """Return whether the gradient estimates of all modules are 0."""
-        return not self._moving
-
-    def active_optimizers(self, losses: Mapping[str, Tensor]) -> list[ModuleOptimizer]:
-        """Return the optimizers of policies with a nonzero gradient estimate."""
-        return super().active_optimizers({key: losses[key] for key in losses.keys() & self._moving})
+    def modules_to_stop(self, kept: Mapping[str, Mapping[str, Tensor]]) -> Collection[str]:
+        """Return the policies whose gradient estimate is 0."""
+        return {module_id for module_id, moves in kept.get("moves", {}).items() if not moves}
 
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Record the norm of the parameter changes, and merge the observation statistics."""
@@ -163,7 +157,6 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
                 own = statistics_of(module_id, statistics)
                 own.record(ESEvents.update_ratio, float(_norm(steps)) / size)
         self._before.clear()
-        self._moving.clear()
         normalizer = find_normalizer(self.module) if self._moments else None
         if normalizer is not None:
             parts = [Moments(*map(torch.as_tensor, part)) for part in self._moments]

@@ -121,7 +121,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         if (
             model.state_size
             or module_id in self.modules.with_modes
-            or not self.loss_strategy.uses_autograd(module_id)
+            or not self.uses_autograd(module_id)
             or self.parallel.is_shared
             or self.settings.autocast != "none"
         ):

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import ClassVar, Generic, TypeVar, cast
 
 import torch
 
 from maze_train.algorithms.off_policy.config import OffPolicyConfig, PolicyAndCriticsConfig
 from maze_train.core.events import Event, EventInterface, Statistics
-from maze_train.core.types import Tensor, TensorTree, is_on, on_device, send, tree_map
+from maze_train.core.types import Tensor, TensorTree, is_on, on_device, send
 from maze_train.data.replay import Transitions
 from maze_train.functional.losses import critic_loss
 from maze_train.learner.apis import HasTargets
-from maze_train.learner.config import Progress
 from maze_train.learner.events import LearnerEvents
 from maze_train.learner.learner import Learner
-from maze_train.learner.optimizers import ModuleOptimizer
+from maze_train.learner.steps import Part
 from maze_train.nets.critics import PolicyAndCritics
 
 
@@ -61,22 +60,19 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
 
     Subclasses define the loss (`compute_loss_for_module`) and the optimizers
     (`configure_optimizers_for_module`). Models must have a method `update_targets(tau)`, which
-    updates the target networks.
+    updates the target networks. A loss passes its absolute TD errors to prioritized replay by
+    `statistics.keep("td_errors", errors)`, `[n]`.
 
     Args:
         modules: Models, keyed by id, or a single model.
         config: Settings of the algorithm.
         device: Device on which the models are stored and updated.
         seed: Seed of the random generator for the losses.
-
-    Attributes:
-        gradient_steps: Total number of gradient steps.
     """
 
     most_empty_updates: ClassVar[int] = 100
     required_apis: ClassVar[tuple[type, ...]] = (HasTargets,)
     config: Config
-    gradient_steps = 0
 
     def preprocess(
         self, module_id: str, experience: Transitions, statistics: Statistics
@@ -89,43 +85,26 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
         self, prepared: Mapping[str, Transitions], statistics: Statistics
     ) -> Iterator[Mapping[str, Transitions]]:
         """Yield all transitions as one minibatch."""
-        self.errors = None  # Errors of the previous batch.
         yield prepared
-
-    def after_minibatch(self, number: int) -> None:
-        """Gather the TD errors of all data-parallel learners."""
-        if self.errors is not None:
-            self.errors = self.parallel.gather(self.errors)
 
     @property
     def target_update_interval(self) -> int:
         """Number of gradient steps between updates of the target networks."""
         return self.config.target_update_interval
 
-    def after_gradient_step(self) -> None:
-        """If due, update the target networks of the modules trained in this step."""
-        self.gradient_steps += 1
+    def after_gradient_step(self, module_ids: Collection[str]) -> None:
+        """If due, update the target networks."""
         if self.gradient_steps % self.target_update_interval == 0:
-            learned = {key for (key, _), own in self.optimizers.items() if own in self.active}
-            for module_id in learned:
+            for module_id in module_ids:
                 tau = self.config_of(module_id).tau
                 cast("HasTargets", self.modules[module_id]).update_targets(tau)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the learner, including the number of gradient steps."""
-        return {**super().state_dict(), "gradient_steps": self.gradient_steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state."""
-        super().load_state_dict(state)
-        self.gradient_steps = state["gradient_steps"]
 
 
 class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConfig, Model]):
     """Base class of learners of a policy and Q-functions.
 
-    Subclasses define the value targets (`targets`) and the policy loss (`policy_loss`). On each
-    batch, the critics take a step, followed by the policy with the updated critics, unless
+    Subclasses define the value targets (`targets`) and the policy loss (`policy_loss`). In each
+    gradient step, the critics are updated first, then the policy with the updated critics, unless
     `algorithm.update_order` is `joint`. Targets are treated as constants in the critic loss, and
     critics as constants in the policy loss.
 
@@ -137,10 +116,8 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
     """
 
     required_apis: ClassVar[tuple[type, ...]] = (PolicyAndCritics,)
-    losses: tuple[str, ...] = (CRITICS, POLICY)
-    """Losses of the next gradient step."""
-    _following: Sequence[tuple[str, ...]] = ()
-    """Losses of later gradient steps on the same batch."""
+    policy_optimizers: ClassVar[tuple[str, ...]] = (POLICY,)
+    """Names of the optimizers of the policy loss."""
 
     def model(self, module_id: str) -> Model:
         """Return a module as a `PolicyAndCritics`."""
@@ -159,113 +136,48 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
                 module_id, name, optimizer=config.optimizer, params=params, lr_or_lr_schedule=lr
             )
 
-    def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Update schedules and the losses of the next gradient step."""
-        self._select(self.losses_by_step)
-        super().before_gradient_based_update(progress, statistics)
+    def policy_is_due(self, step: int) -> bool:
+        """Return whether gradient step number `step` (from 0) updates the policy."""
+        return step % self.config.policy_update_interval == 0
 
-    @property
-    def updates_policy(self) -> bool:
-        """Whether the next batch updates the policy."""
-        return self.gradient_steps % self.config.policy_update_interval == 0
-
-    @property
-    def losses_by_step(self) -> list[tuple[str, ...]]:
-        """Losses of each gradient step on the next batch; see `algorithm.update_order`."""
-        if not self.updates_policy:
-            return [(CRITICS,)]
-        is_joint = self.config.update_order == "joint"
-        return [(CRITICS, POLICY)] if is_joint else [(CRITICS,), (POLICY,)]
-
-    def minibatches(
-        self, prepared: Mapping[str, Transitions], statistics: Statistics
-    ) -> Iterator[Mapping[str, Transitions]]:
-        """Yield all transitions, once per gradient step."""
-        following = self.losses_by_step[1:]
-        yield from super().minibatches(prepared, statistics)
-        for _ in following:
-            yield prepared
-
-    def active_optimizers(self, losses: Mapping[str, Tensor]) -> list[ModuleOptimizer]:
-        """Return the optimizers for this step; temperatures are part of the policy loss."""
-        return [
-            optimizer
-            for (module_id, name), optimizer in self.optimizers.items()
-            if module_id in losses and (CRITICS if name == CRITICS else POLICY) in self.losses
-        ]
+    def parts(self, step: int) -> Sequence[Part[Transitions]]:
+        """Return the losses of a gradient step; see `algorithm.update_order`."""
+        critics = Part(CRITICS, self.critic_loss, (CRITICS,))
+        if not self.policy_is_due(step):
+            return (critics,)
+        if self.config.update_order == "joint":
+            return (Part("loss", None, (CRITICS, *self.policy_optimizers)),)
+        return critics, Part(POLICY, self.policy_loss, self.policy_optimizers)
 
     def compute_loss_for_module(
         self, module_id: str, batch: Transitions, statistics: Statistics
     ) -> Tensor:
-        """Sum of the `losses` of this step, 0-d."""
-        config, model = self.config_of(module_id), self.model(module_id)
-        with torch.no_grad():
-            inputs = model.inputs(batch.obs)
-        features: TensorTree = model.critics.encode(inputs)
-        terms = []
-        if CRITICS in self.losses:
-            terms.append(self.critic_loss(model, batch, features, config, statistics))
-        if POLICY in self.losses:
-            features = tree_map(torch.Tensor.detach, features)
-            terms.append(self.policy_loss(model, batch, inputs, features, config, statistics))
-        return sum(terms[1:], terms[0])
-
-    def after_gradient_step(self) -> None:
-        """If due, update the target networks after the last step on a batch."""
-        if not self._following:
-            super().after_gradient_step()
-
-    def after_minibatch(self, number: int) -> None:
-        """Gather the TD errors of all learners, and select the losses of the next step."""
-        if CRITICS in self.losses:
-            super().after_minibatch(number)
-        self._select(self._following or self.losses_by_step)
-
-    def _select(self, losses_by_step: Sequence[tuple[str, ...]]) -> None:
-        """Select the losses of the next step, and of those that follow on the same batch."""
-        self.losses, *self._following = losses_by_step
-        self.steps.counts = CRITICS in self.losses
+        """Sum of the losses that are due, 0-d, for joint steps and custom losses."""
+        loss = self.critic_loss(module_id, batch, statistics)
+        if self.policy_is_due(self.gradient_steps):
+            loss = loss + self.policy_loss(module_id, batch, statistics)
+        return loss
 
     @abstractmethod
     def targets(self, model: Model, batch: Transitions, config: PolicyConfig) -> Tensor:
         """Compute the targets y for the Q-values of stored actions, `[n]`, detached."""
 
     @abstractmethod
-    def policy_loss(
-        self,
-        model: Model,
-        batch: Transitions,
-        inputs: TensorTree,
-        features: TensorTree,
-        config: PolicyConfig,
-        statistics: Statistics,
-    ) -> Tensor:
-        """Policy loss, 0-d, with constant critics.
+    def policy_loss(self, module_id: str, batch: Transitions, statistics: Statistics) -> Tensor:
+        """Policy loss, 0-d, with constant critics."""
 
-        Args:
-            model: The model.
-            batch: Transitions.
-            inputs: Network inputs of the observations.
-            features: Result of `critics.encode` for the inputs, detached.
-            config: Settings of the module.
-            statistics: Statistics of the update.
-        """
-
-    def critic_loss(
-        self,
-        model: Model,
-        batch: Transitions,
-        features: TensorTree,
-        config: PolicyConfig,
-        statistics: Statistics,
-    ) -> Tensor:
-        """Critic loss, 0-d; `features` is the result of `critics.encode` for the observations."""
+    def critic_loss(self, module_id: str, batch: Transitions, statistics: Statistics) -> Tensor:
+        """Critic loss, 0-d."""
+        config, model = self.config_of(module_id), self.model(module_id)
+        with torch.no_grad():
+            inputs = model.inputs(batch.obs)
+        features: TensorTree = model.critics.encode(inputs)
         targets = self.targets(model, batch, config)
         actions = model.actions
         q = model.critics.values(features, actions.critic_input(batch.actions))
         loss, errors = critic_loss(q, actions.choices(batch.actions), targets, batch.weights)
         if batch.weights is not None:
-            self.errors = errors.abs().mean(0)
+            statistics.keep("td_errors", errors.abs().mean(0))
         statistics.record(PolicyAndCriticsEvents.critic_loss, loss)
         statistics.record(PolicyAndCriticsEvents.critic_value, errors.mean() + targets.mean())
         if errors.shape[0] > 1:
@@ -282,5 +194,5 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         return batch.with_columns(noise) if noise else batch
 
     def noise_columns(self, config: PolicyConfig) -> Sequence[str]:
-        """Return the names of the noise columns of the next loss, `[n, noise_size]` each."""
+        """Return the names of the noise columns of the next step, `[n, noise_size]` each."""
         return ()

@@ -23,7 +23,7 @@ from maze_train.core.errors import ConfigError, SpaceError, TrainingError
 from maze_train.core.events import Event, Statistics
 from maze_train.core.notices import notify
 from maze_train.core.targets import TARGET, build_target, locate, member_of
-from maze_train.core.types import TensorTree, tree_map
+from maze_train.core.types import Tensor, TensorTree, tree_map
 from maze_train.data.replay import BaseReplayBuffer, Transitions
 from maze_train.data.replay_columns import ReplayLayout
 from maze_train.data.rollout import Rollout
@@ -175,23 +175,27 @@ class OffPolicy(Trainer):
                 if len(buffer)
             }
             sample_s += time.perf_counter() - before
-            statistics.merge(self.learners.update(batches, progress))
+            results = self.learners.update(batches, progress)
+            statistics.merge(results)
             self.gradient_steps += 1
             for key, batch in batches.items():
-                if batch.weights is not None:
-                    self._update_priorities(self.replay_buffers[key], batch)
+                if batch.weights is not None and self.learners.first.may_learn(key):
+                    errors = results.kept.get("td_errors", {}).get(key)
+                    self._update_priorities(self.replay_buffers[key], batch, errors)
         picks = self.gradient_steps * self.algorithm_config.batch_size / self._stored
         statistics.record(ReplayEvents.samples_per_transition, picks)
         statistics.record(ReplayTimeEvents.sample_s, sample_s)
         return time.perf_counter() - started
 
-    def _update_priorities(self, buffer: BaseReplayBuffer, batch: Transitions) -> None:
-        """Pass the errors of the last gradient step to a prioritized replay buffer."""
-        errors = self.learners.first.errors
+    def _update_priorities(
+        self, buffer: BaseReplayBuffer, batch: Transitions, errors: Tensor | None
+    ) -> None:
+        """Pass the TD errors of the last gradient step to a prioritized replay buffer."""
         if errors is None:
             raise TrainingError(
-                "prioritized replay requires TD errors, but this loss does not report them: set "
-                "learner.errors = |Q - y|, [n], in the loss, or algorithm.replay_buffer=uniform"
+                "prioritized replay requires TD errors, but this loss does not report them: call "
+                'statistics.keep("td_errors", |Q - y|), [n], in the loss, or set '
+                "algorithm.replay_buffer=uniform"
             )
         # Errors of a skipped gradient step are not finite.
         finite = errors.isfinite()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import ClassVar, Unpack
+from collections.abc import Collection, Iterator, Mapping
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -29,9 +29,11 @@ from maze_train.functional.losses import (
 )
 from maze_train.learner.config import Progress, is_adaptive
 from maze_train.learner.events import statistics_of
-from maze_train.learner.modules import LearnerOptions, Modules, current
-from maze_train.learner.optimizers import ModuleOptimizer
+from maze_train.learner.modules import current
 from maze_train.nets.actor_critic import ActorCriticModel
+
+DIVERGENCE = "kl"
+"""Name of the KL divergence in `Statistics.keep`."""
 
 
 class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
@@ -49,14 +51,6 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     }
     analytic_gradients: ClassVar[Mapping[str, object]] = {"value_clip_range": 0.0}
 
-    def __init__(
-        self, modules: Modules, config: PPOAlgorithmConfig, **options: Unpack[LearnerOptions]
-    ) -> None:
-        self._divergences: dict[str, Tensor] = {}
-        self._stopped: set[str] = set()
-        self._has_moved = False
-        super().__init__(modules, config, **options)
-
     def check_module(self, module_id: str, module: nn.Module) -> None:
         """Raise if the module is not supported, in general or with value clipping."""
         super().check_module(module_id, module)
@@ -69,13 +63,6 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
                 "set it to 0",
                 value_clip_range,
             )
-
-    def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Update schedules and reset early stopping."""
-        super().before_gradient_based_update(progress, statistics)
-        self._divergences.clear()  # Not empty if the previous update failed.
-        self._stopped.clear()
-        self._has_moved = False
 
     def old_log_probs(
         self, model: ActorCriticModel, rollout: Rollout, evaluated: EvaluatedRollout
@@ -107,7 +94,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
             while minibatch := {
                 module_id: batch
                 for module_id, batches in shuffled.items()
-                if module_id not in self._stopped and (batch := next(batches, None)) is not None
+                if module_id not in self.stopped and (batch := next(batches, None)) is not None
             }:
                 yield minibatch
 
@@ -132,7 +119,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         log_ratios = log_probs - batch.old_log_probs
         divergence = approximate_kl(log_ratios)
         if config.target_kl > 0 or is_adaptive(config.lr):
-            self._divergences[module_id] = divergence
+            statistics.keep(DIVERGENCE, divergence)
         events, clip_range = ActorCriticEvents, current(config.clip_range)
         statistics.record(events.approximate_kl, divergence, batch.size)
         statistics.record(events.clip_fraction, clip_fraction(log_ratios, clip_range), batch.size)
@@ -175,36 +162,21 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
             raw_values, batch.targets, batch.old_values, config.value_clip_range
         )
 
-    def should_stop(self, statistics: Statistics) -> bool:
-        """Return whether the KL divergence of all policies exceeds `target_kl`.
+    def modules_to_stop(self, kept: Mapping[str, Mapping[str, Tensor]]) -> Collection[str]:
+        """Return the policies whose KL divergence exceeds `target_kl`.
 
-        A policy with a divergence above `target_kl` is not trained further in this update; other
-        policies are still trained. This method also adapts `adaptive_kl` learning rates before
-        each gradient step except the first, in which the divergence is 0.
+        This method also adapts `adaptive_kl` learning rates before each gradient step except the
+        first, in which the divergence is 0. With accumulation, the first minibatch of a step
+        determines the rate.
         """
-        divergences: dict[str, Tensor] = {}
-        for module_id, divergence in self._divergences.items():
-            self.parallel.turn_to(module_id)
-            divergences[module_id] = self.parallel.mean(divergence)
-        self._divergences.clear()
-        if self._has_moved:
-            for module_id, found in divergences.items():
+        divergences = kept.get(DIVERGENCE, {})
+        if self.steps.taken and not self.steps.pending:
+            for module_id, divergence in divergences.items():
                 for _, optimizer in self.get_optimizers_for_module(module_id):
-                    optimizer.adapt_lr(found)
+                    optimizer.adapt_lr(divergence)
         bound = self.config.target_kl
-        if bound > 0:  # Read on the host, to decide whether to take the next gradient step.
-            self._stopped |= {key for key, found in divergences.items() if float(found) > bound}
-        return bool(self._stopped) and divergences.keys() <= self._stopped
-
-    def active_optimizers(self, losses: Mapping[str, Tensor]) -> list[ModuleOptimizer]:
-        """Return the optimizers of policies that were not stopped by `target_kl`."""
-        learning = losses.keys() - self._stopped
-        return super().active_optimizers({key: losses[key] for key in learning})
-
-    def after_gradient_step(self) -> None:
-        """Record that the policy has changed since the rollout."""
-        super().after_gradient_step()
-        self._has_moved = True
+        # Read on the host, to decide whether to take the gradient step.
+        return {key for key, own in divergences.items() if float(own) > bound} if bound > 0 else ()
 
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Update observation statistics, and record adapted learning rates."""

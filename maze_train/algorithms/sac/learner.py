@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 
 from maze_train.algorithms.off_policy.learner import (
-    CRITICS,
     POLICY,
     PolicyAndCriticsEvents,
     PolicyAndCriticsLearner,
@@ -19,7 +18,7 @@ from maze_train.algorithms.sac.model import SoftActorCriticModel
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, Statistics
 from maze_train.core.targets import TARGET, locate
-from maze_train.core.types import Tensor, TensorTree
+from maze_train.core.types import Tensor
 from maze_train.data.replay import Transitions
 from maze_train.functional.losses import soft_policy_loss, soft_state_values, temperature_loss
 from maze_train.nets.critics import constant
@@ -64,6 +63,7 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
     """
 
     required_apis = (SoftActorCriticModel,)
+    policy_optimizers = (POLICY, TEMPERATURE)
 
     def configure_optimizers_for_module(self, module_id: str) -> None:
         """Register one optimizer each for the policy, the critics and tuned temperatures."""
@@ -86,19 +86,16 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
                 lr_or_lr_schedule=rate,
             )
 
-    def compute_loss_for_module(
-        self, module_id: str, batch: Transitions, statistics: Statistics
-    ) -> Tensor:
-        """Sum of the losses of this step, 0-d."""
-        if CRITICS in self.losses:
-            temperatures = _temperatures(self.model(module_id))
-            statistics.record(SACEvents.entropy_coef, temperatures.mean())
-        return super().compute_loss_for_module(module_id, batch, statistics)
-
     def noise_columns(self, config: SACAlgorithmConfig) -> Sequence[str]:
         """Return the names of the noise columns for target actions and for the policy loss."""
-        noise = {CRITICS: TARGET_NOISE, POLICY: POLICY_NOISE}
-        return [noise[loss] for loss in self.losses]
+        is_due = self.policy_is_due(self.gradient_steps)
+        return [TARGET_NOISE, POLICY_NOISE] if is_due else [TARGET_NOISE]
+
+    def critic_loss(self, module_id: str, batch: Transitions, statistics: Statistics) -> Tensor:
+        """Critic loss, 0-d."""
+        temperatures = _temperatures(self.model(module_id))
+        statistics.record(SACEvents.entropy_coef, temperatures.mean())
+        return super().critic_loss(module_id, batch, statistics)
 
     @torch.no_grad()
     def targets(
@@ -112,16 +109,12 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
         values = soft_state_values(q, model.entropy_terms(sample, _temperatures(model)))
         return torch.addcmul(batch.rewards, batch.discounts, values)
 
-    def policy_loss(
-        self,
-        model: SoftActorCriticModel,
-        batch: Transitions,
-        inputs: TensorTree,
-        features: TensorTree,
-        config: SACAlgorithmConfig,
-        statistics: Statistics,
-    ) -> Tensor:
+    def policy_loss(self, module_id: str, batch: Transitions, statistics: Statistics) -> Tensor:
         """Loss of the policy and of tuned temperatures, 0-d, with constant critics."""
+        config, model = self.config_of(module_id), self.model(module_id)
+        with torch.no_grad():
+            inputs = model.inputs(batch.obs)
+            features = model.critics.encode(inputs)
         params = model.params_of(inputs, batch.obs)
         sample = model.actions.sample(params, batch[POLICY_NOISE])
         with constant(model.critics):

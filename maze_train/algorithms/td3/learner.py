@@ -6,16 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from maze_train.algorithms.off_policy.learner import (
-    CRITICS,
-    PolicyAndCriticsEvents,
-    PolicyAndCriticsLearner,
-)
+from maze_train.algorithms.off_policy.learner import PolicyAndCriticsEvents, PolicyAndCriticsLearner
 from maze_train.algorithms.off_policy.trainer import OffPolicy
 from maze_train.algorithms.td3.config import TD3AlgorithmConfig
 from maze_train.algorithms.td3.model import TD3Model
 from maze_train.core.events import Event, Statistics
-from maze_train.core.types import Tensor, TensorTree
+from maze_train.core.types import Tensor
 from maze_train.data.replay import Transitions
 from maze_train.learner.config import Progress
 from maze_train.nets.critics import constant
@@ -50,10 +46,9 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
 
     required_apis = (TD3Model,)
 
-    @property
-    def updates_policy(self) -> bool:
-        """Whether the next gradient step updates the policy (the last step of each interval)."""
-        return (self.gradient_steps + 1) % self.config.policy_update_interval == 0
+    def policy_is_due(self, step: int) -> bool:
+        """Return whether a gradient step updates the policy (the last step of each interval)."""
+        return (step + 1) % self.config.policy_update_interval == 0
 
     @property
     def target_update_interval(self) -> int:
@@ -62,8 +57,7 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
 
     def noise_columns(self, config: TD3AlgorithmConfig) -> Sequence[str]:
         """Return the names of the noise columns for target actions, if noise is used."""
-        is_used = config.target_noise_stddev > 0 and CRITICS in self.losses
-        return [TARGET_NOISE] if is_used else []
+        return [TARGET_NOISE] if config.target_noise_stddev > 0 else []
 
     @torch.no_grad()
     def targets(self, model: TD3Model, batch: Transitions, config: TD3AlgorithmConfig) -> Tensor:
@@ -82,19 +76,15 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
         values = model.target_critics(inputs, actions).amin(0).squeeze(-1)
         return torch.addcmul(batch.rewards, batch.discounts, values)
 
-    def policy_loss(
-        self,
-        model: TD3Model,
-        batch: Transitions,
-        inputs: TensorTree,
-        features: TensorTree,
-        config: TD3AlgorithmConfig,
-        statistics: Statistics,
-    ) -> Tensor:
+    def policy_loss(self, module_id: str, batch: Transitions, statistics: Statistics) -> Tensor:
         """Policy loss L = -mean(Q_1(s, μ(s))), 0-d, with constant critics.
 
         Source: Silver et al. (2014), deterministic policy gradient algorithms, eq. 9.
         """
+        model = self.model(module_id)
+        with torch.no_grad():
+            inputs = model.inputs(batch.obs)
+            features = model.critics.encode(inputs)
         actions = model.actions_of(model.policy, inputs)
         with constant(model.critics):
             loss = model.critics.values(features, actions, first=1).mean().neg()
