@@ -335,8 +335,8 @@ class OptimizerSettings(Settings):
     """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (decays to 0)."""
 
     optimizer: dict[str, Any] = field(default_factory=lambda: {TARGET: "torch.optim.Adam"})
-    """Optimizer class and its arguments except the learning rate. Parameters without a gradient have
-    the gradient 0, as after `zero_grad(set_to_none=False)`."""
+    """Optimizer class and its arguments except the learning rate. Parameters without a gradient
+    have the gradient 0, as after `zero_grad(set_to_none=False)`."""
 
     max_grad_norm: float = field(default=0.0, metadata=IN_RUN)
     """Maximum gradient norm (or value, see `grad_clip_by`), >= 0; 0: no clipping."""

@@ -424,8 +424,8 @@ class ModuleOptimizer:
         if not all(param.requires_grad for param in self.params):
             raise ConfigError(
                 "requires_grad",
-                f"switched off for parameters of module {name!r} after their optimizer was created; "
-                "momentum and weight decay would still move them. Use learner.freeze_module, or "
+                f"switched off for parameters of module {name!r} after their optimizer was "
+                "created; momentum and weight decay would still move them. Use learner.freeze_module, or "
                 "algorithm.freeze for some parameters",
                 False,
             )
