@@ -425,8 +425,8 @@ class ModuleOptimizer:
             raise ConfigError(
                 "requires_grad",
                 f"switched off for parameters of module {name!r} after their optimizer was "
-                "created; momentum and weight decay would still move them. Use learner.freeze_module, or "
-                "algorithm.freeze for some parameters",
+                "created; momentum and weight decay would still move them. Use "
+                "learner.freeze_module, or algorithm.freeze for some parameters",
                 False,
             )
 
