@@ -18,7 +18,7 @@ from maze_train.collect.gathering import GatheringCollector
 from maze_train.core.errors import SpaceError
 from maze_train.core.seeding import EpisodeSeeds
 from maze_train.core.types import tree_leaves, tree_map
-from maze_train.envs.third_party import third_party_env
+from maze_train.envs.third_party import GymVectorEnv
 from maze_train.learner.parallel import RANKS, SingleProcess
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig, RecurrentConfig
@@ -266,7 +266,7 @@ def test_vector_environments_of_others_begin_new_episodes():
     """If allowed, third-party vector environments begin new episodes, the same at each restore."""
 
     def make(allowed):
-        env = third_party_env(gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync"))
+        env = GymVectorEnv(gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync"))
         return RolloutCollector(
             env, T, env_seed=5, action_seed=7, allow_new_episodes=allowed
         ), make_model(env)

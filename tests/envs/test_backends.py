@@ -14,15 +14,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from maze_train import SequentialVectorEnv
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError
 from maze_train.core.targets import InlineObject
-from maze_train.envs.backends import with_true_bounds
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
-from maze_train.envs.third_party import (
-    DisabledVectorEnv,
-    SameStepVectorEnv,
-    make_third_party_env,
-    third_party_env,
-)
+from maze_train.envs.third_party import GymVectorEnv, make_third_party_env, with_true_bounds
 
 BACKENDS = ["native", "envpool"]
 
@@ -259,7 +253,7 @@ def test_atari_same_step_equals_next_step():
         autoreset_mode=AutoresetMode.NEXT_STEP,
         **kwargs,
     )
-    other = third_party_env(source)
+    other = GymVectorEnv(source)
     assert other.mode is AutoresetMode.NEXT_STEP
     for one, two in zip(play(same, 420), play(other, 420), strict=True):
         assert one[: len(two)] == two
@@ -386,13 +380,13 @@ def test_own_vector_environment(capsys):
     for limit in (None, 3):
         vector = own("OwnVectorEnv", kwargs={"length": 4}, limit=limit)
         assert ("may never end" in capsys.readouterr().err) is (limit == 3)
-        assert isinstance(vector, SameStepVectorEnv)
+        assert isinstance(vector, GymVectorEnv)
         assert (vector._env.num_threads, vector.num_envs) == (2, 2)
         returns, cuts = episodes(vector, balance, 2, seed=0)
         assert returns.tolist() == [4.0] * 4
         assert cuts.all()
     limited = own("disabled_vector_env", limit=3)
-    assert isinstance(limited, DisabledVectorEnv)
+    assert isinstance(limited, GymVectorEnv)
     assert episodes(limited, balance, 2, seed=0)[0].tolist() == [3.0] * 4
 
 

@@ -13,7 +13,7 @@ from maze_train import EnvConfig, EnvFactory, RolloutEvaluator, SequentialVector
 from maze_train.collect.collector import RolloutCollector
 from maze_train.core.targets import InlineObject
 from maze_train.envs.batch import numbers_of
-from maze_train.envs.third_party import third_party_env
+from maze_train.envs.third_party import GymVectorEnv
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig
 
@@ -83,7 +83,7 @@ class ReusedColumns(VectorWrapper):
 
 def of_columns(factories: Any, **settings: Any) -> Any:
     """Return third-party environments."""
-    return third_party_env(ReusedColumns(factories), **settings)
+    return GymVectorEnv(ReusedColumns(factories), **settings)
 
 
 @pytest.mark.parametrize("info_keys", [None, ["deep/count", "t"]])

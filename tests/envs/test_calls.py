@@ -21,7 +21,7 @@ from maze_train.core.errors import EnvError
 from maze_train.envs import calls as calls_module
 from maze_train.envs.calls import CALL_ENVS, EnvCall, EnvCalls, calls_to_state
 from maze_train.envs.slice import EnvSlice
-from maze_train.envs.third_party import third_party_env
+from maze_train.envs.third_party import GymVectorEnv
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -337,7 +337,7 @@ class Fleet(SyncVectorEnv):
 def test_third_party_vector_environments(kind: Any) -> None:
     """Calls reach methods of the vector environment or of its environments."""
     inner = kind([LevelEnv] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
-    with third_party_env(VectorWrapper(inner)) as env:
+    with GymVectorEnv(VectorWrapper(inner)) as env:
         env.make_calls([LEVEL_2, sets("size", 3.0), EnvCall("set_level", only_checks=True)])
         if kind is Fleet:
             env.make_calls([*env.calls_made, EnvCall("hurry", [5.0])])

@@ -16,7 +16,7 @@ from toy_envs import FORKS
 
 from maze_train import SequentialVectorEnv, SubprocVectorEnv
 from maze_train.core.errors import EnvError, MazeTrainError, ShapeError
-from maze_train.envs.third_party import SameStepVectorEnv, SimulatorVectorEnv, third_party_env
+from maze_train.envs.third_party import GymVectorEnv, SimulatorVectorEnv
 
 pytestmark = FORKS
 MAKERS = [partial(gymnasium.make, "CartPole-v1", render_mode="rgb_array")] * 3
@@ -24,13 +24,13 @@ MAKERS = [partial(gymnasium.make, "CartPole-v1", render_mode="rgb_array")] * 3
 
 def other(makers):
     """Return an adapter of Gymnasium's vector environment."""
-    return third_party_env(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP))
+    return GymVectorEnv(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP))
 
 
 def wrapped(makers):
     """Return an adapter of a wrapped vector environment."""
     env = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
-    return third_party_env(VectorWrapper(env))
+    return GymVectorEnv(VectorWrapper(env))
 
 
 MAKES = {
@@ -79,7 +79,7 @@ def test_calls_and_attributes(make):
 def test_vector_environments_without_single_environments():
     """Calls are not supported, and frames are None without a render mode."""
     inner = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point")
-    with third_party_env(inner) as env:
+    with GymVectorEnv(inner) as env:
         for use in (partial(env.call, "gravity"), partial(env.set_attr, "gravity", 1.0)):
             with pytest.raises(EnvError, match=r"\('gravity'\): not supported by"):
                 use()
@@ -91,6 +91,7 @@ OF_TEXTS = SimpleNamespace(
     **dict.fromkeys(["observation_space", "single_observation_space"], spaces.Text(3)),
     **dict.fromkeys(["action_space", "single_action_space"], spaces.Discrete(2)),
     name="texts",
+    metadata={"autoreset_mode": AutoresetMode.SAME_STEP},
     num_envs=2,
     unwrapped=None,
 )
@@ -102,7 +103,7 @@ OF_TEXTS = SimpleNamespace(
     [
         (SequentialVectorEnv, [], {}),
         (SequentialVectorEnv, MAKERS, {"autoreset_mode": "Never"}),
-        (SameStepVectorEnv, OF_TEXTS, {}),
+        (GymVectorEnv, OF_TEXTS, {}),
         (SimulatorVectorEnv, OF_TEXTS, {}),
     ],
 )

@@ -17,10 +17,9 @@ from maze_train import train
 from maze_train.collect.recording import frames_per_second
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.envs.agents import JointEnv
-from maze_train.envs.backends import autoreset_mode
 from maze_train.envs.monitoring import AllLegalWrapper, MonitoringWrapper
 from maze_train.envs.slice import EnvSlice
-from maze_train.envs.third_party import third_party_env
+from maze_train.envs.third_party import GymVectorEnv, autoreset_mode
 from maze_train.envs.wrappers import ActionMaskWrapper, ObservationStackWrapper
 
 pytestmark = FORKS
@@ -350,7 +349,7 @@ def test_all_actions_are_legal_instead(mode: Any, bad_step: int) -> None:
         vector = here(makers)
     else:
         source = SyncVectorEnv([MaskedEnv, lambda: MaskedEnv(bad_step)], autoreset_mode=mode)
-        vector = third_party_env(source, empty_mask="all_legal")
+        vector = GymVectorEnv(source, empty_mask="all_legal")
     with vector:
         found = [vector.reset(seed=0)[0]["action_mask/x"].copy()]
         for _ in range(14):

@@ -41,7 +41,7 @@ from toy_envs import (
 from maze_train import EnvFactory, SequentialVectorEnv, SubprocVectorEnv
 from maze_train.core.errors import ConfigError, EnvError, ShapeError, SpaceError
 from maze_train.core.seeding import EpisodeSeeds
-from maze_train.envs.third_party import third_party_env
+from maze_train.envs.third_party import GymVectorEnv
 from maze_train.spaces.describe import FlatView
 
 pytestmark = [pytest.mark.usefixtures("no_file_is_left"), FORKS]
@@ -244,7 +244,7 @@ def test_users_get_the_defaults_of_gymnasium():
     for make in (
         SequentialVectorEnv,
         partial(SubprocVectorEnv, n_workers=1, start_method="fork"),
-        lambda factories: third_party_env(
+        lambda factories: GymVectorEnv(
             SyncVectorEnv(factories, autoreset_mode=AutoresetMode.SAME_STEP)
         ),
     ):

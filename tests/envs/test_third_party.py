@@ -14,9 +14,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrap
 from maze_train import SequentialVectorEnv
 from maze_train.core.errors import ConfigError, EnvError, SpaceError
 from maze_train.core.seeding import distinct_seeds
-from maze_train.envs.backends import autoreset_mode
 from maze_train.envs.facade import info_of
-from maze_train.envs.third_party import third_party_env
+from maze_train.envs.third_party import GymVectorEnv, autoreset_mode
 
 MODES = list(AutoresetMode)
 SAME_STEP, NEXT_STEP, DISABLED = (
@@ -193,7 +192,7 @@ def scripted(mode: Any, nested: bool) -> Any:
 )
 def test_transitions_are_those_of_our_own(mode, make, nested):
     """Transitions match `SequentialVectorEnv` in every autoreset mode, also with reused buffers."""
-    vector = third_party_env(make(mode))
+    vector = GymVectorEnv(make(mode))
     told = NEXT_STEP if mode is NEXT_STEP else SAME_STEP
     assert vector.metadata["autoreset_mode"] is told
     found, reference = transitions(vector, 60, nested), expected(60, nested)
@@ -246,7 +245,7 @@ def test_infos_may_have_other_formats(mode, wrapper):
     """The infos of ended episodes are the same."""
     found = []
     for wrap in (wrapper, VectorWrapper):
-        vector = third_party_env(wrap(scripted(mode, nested=False)))
+        vector = GymVectorEnv(wrap(scripted(mode, nested=False)))
         vector.reset(seed=0)
         ends = []
         for _ in range(20):
@@ -259,7 +258,7 @@ def test_infos_may_have_other_formats(mode, wrapper):
 
 def test_reset_begins_anew():
     """A reset during an episode discards pending resets."""
-    vector = third_party_env(ScriptedVectorEnv(NEXT_STEP))
+    vector = GymVectorEnv(ScriptedVectorEnv(NEXT_STEP))
     vector.reset(seed=0)
     assert vector.step([0, 0, 0])[2].any()
     vector.reset(seed=0)
@@ -271,7 +270,7 @@ def test_copies_and_infos():
     """Copies of observations and the infos of all steps are returned on request."""
     for copy in (False, True):
         source = ScriptedVectorEnv(DISABLED, reused=True)
-        vector = third_party_env(source, copy=copy, step_infos=copy)
+        vector = GymVectorEnv(source, copy=copy, step_infos=copy)
         vector.reset(seed=0)
         vector.step([0, 0, 0])
         second = vector.step([0, 0, 0])
@@ -284,7 +283,7 @@ def test_copies_and_infos():
 
 def test_time_limit_of_environments_that_are_reset_here():
     """Time limits apply only in the autoreset mode `DISABLED`."""
-    vector = third_party_env(ScriptedVectorEnv(DISABLED), max_episode_steps=2)
+    vector = GymVectorEnv(ScriptedVectorEnv(DISABLED), max_episode_steps=2)
     vector.reset(seed=0)
     seen = []
     for _ in range(6):
@@ -293,7 +292,7 @@ def test_time_limit_of_environments_that_are_reset_here():
     assert lengths == [7, 5, 3]
     assert [row[2] for row in seen] == [False, True] * 3
     with pytest.raises(ConfigError, match=r"env\.max_episode_steps = 2: ScriptedVectorEnv resets"):
-        third_party_env(ScriptedVectorEnv(NEXT_STEP), max_episode_steps=2)
+        GymVectorEnv(ScriptedVectorEnv(NEXT_STEP), max_episode_steps=2)
 
 
 class Lives(ScriptedVectorEnv):
@@ -317,7 +316,7 @@ class Lives(ScriptedVectorEnv):
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
 def test_lost_lives_and_signs(mode):
     """A lost life terminates an episode, and the game continues; whole games are reported."""
-    vector = third_party_env(Lives(mode), atari_training=True, frame_stack={"": 3})
+    vector = GymVectorEnv(Lives(mode), atari_training=True, frame_stack={"": 3})
     assert vector.monitored
     assert vector.frame_stack == {"": 3}
     _, infos = vector.reset(seed=0)
@@ -361,8 +360,8 @@ def test_lost_lives_and_signs(mode):
 def test_lives_are_needed():
     """Training on Atari games requires lives in the infos; evaluation does not."""
     with pytest.raises(EnvError, match=r"does not report infos\['lives'\]"):
-        third_party_env(ScriptedVectorEnv(NEXT_STEP), atari_training=True).reset(seed=0)
-    plain = third_party_env(Lives(NEXT_STEP))
+        GymVectorEnv(ScriptedVectorEnv(NEXT_STEP), atari_training=True).reset(seed=0)
+    plain = GymVectorEnv(Lives(NEXT_STEP))
     plain.reset(seed=0)
     assert not plain.monitored
     assert plain.step([0, 0, 0])[1].tolist() == [5.0, -3.0, -3.0]
@@ -385,7 +384,7 @@ def test_seeds():
     seen = []
     for kind in ("int | list[int | None] | None", "int | np.ndarray | None", "int | None"):
         source = taking(kind)
-        vector = third_party_env(source)
+        vector = GymVectorEnv(source)
         vector.reset(seed=5)
         seen.append(source.seen)
         assert vector.root_seed == 5
@@ -397,7 +396,7 @@ def test_seeds():
     assert 0 <= min(many) <= max(many) < 2**31
     assert distinct_seeds(3, 10) == distinct_seeds(3, 1000)[:10]
     makers = [lambda i=i: ScriptedEnv(i) for i in range(N)]
-    _, infos = third_party_env(SyncVectorEnv(makers)).reset(seed=5)
+    _, infos = GymVectorEnv(SyncVectorEnv(makers)).reset(seed=5)
     assert infos["seed"].tolist() == distinct_seeds(5, N)
 
 
@@ -408,7 +407,7 @@ def test_autoreset_modes():
         assert autoreset_mode(ScriptedVectorEnv(mode.value)) is mode
     for mode in ("next", None):
         with pytest.raises(EnvError, match="expected one of NextStep, SameStep, Disabled; declare"):
-            third_party_env(ScriptedVectorEnv(mode))
+            GymVectorEnv(ScriptedVectorEnv(mode))
 
 
 def test_mode_that_another_environment_left_is_not_believed(monkeypatch):
@@ -459,7 +458,7 @@ def spoilt(mode: Any, where: str, spoil: Any) -> Any:
 )
 def test_wrong_values(mode, spoil, words):
     """Errors and invalid results raise an error with the index of the environment among all."""
-    vector = third_party_env(spoilt(mode, "step", spoil))
+    vector = GymVectorEnv(spoilt(mode, "step", spoil))
     vector.first_env = 4
     vector.reset(seed=0)
     with pytest.raises((EnvError, SpaceError), match=words):
@@ -470,7 +469,7 @@ def test_wrong_values(mode, spoil, words):
 def test_environments_that_exit(monkeypatch, where):
     """An environment that exits raises EnvError."""
     source = ScriptedVectorEnv(NEXT_STEP)
-    vector = third_party_env(source)
+    vector = GymVectorEnv(source)
     vector.reset(seed=0)
     monkeypatch.setattr(source, where, lambda *_, **__: sys.exit(0))
     calls = {"reset": vector.reset, "step": lambda: vector.step([0, 0, 0]), "close": vector.close}
@@ -484,7 +483,7 @@ def test_integer_observations_get_the_dtype_of_the_space():
     for kind in (np.int32, np.float32):
         source = spoilt(NEXT_STEP, "reset", lambda o, infos, kind=kind: (o.astype(kind), infos))
         source.single_observation_space = spaces.MultiDiscrete([9, 99, 99])
-        vectors.append(third_party_env(source))
+        vectors.append(GymVectorEnv(source))
     assert vectors[0].reset(seed=0)[0].dtype == np.int64
     with pytest.raises(SpaceError, match="dtype float32"):
         vectors[1].reset(seed=0)

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from maze_train import SequentialVectorEnv, SubprocVectorEnv
-from maze_train.envs.third_party import third_party_env
+from maze_train.envs.third_party import GymVectorEnv
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -285,7 +285,7 @@ def restarted(factories: Any, **settings: Any) -> Any:
 
 def third_party(factories: Any, mode: Any = AutoresetMode.SAME_STEP) -> Any:
     """Return a vector environment of Gymnasium, wrapped as a third-party environment."""
-    return third_party_env(SyncVectorEnv(factories, autoreset_mode=mode), **AS_IN_TRAINING)
+    return GymVectorEnv(SyncVectorEnv(factories, autoreset_mode=mode), **AS_IN_TRAINING)
 
 
 BACKENDS = [here, pytest.param(workers, marks=pytest.mark.slow)]

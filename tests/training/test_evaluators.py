@@ -31,7 +31,7 @@ from maze_train.core.state_files import dumps, loads
 from maze_train.distributions.mapping import distribution_for
 from maze_train.envs.calls import EnvCall
 from maze_train.envs.pooled import PooledVectorEnv
-from maze_train.envs.third_party import SimulatorVectorEnv, third_party_env
+from maze_train.envs.third_party import GymVectorEnv, SimulatorVectorEnv
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.simulators.tensors import TensorSimulator
@@ -156,7 +156,7 @@ def test_steps_that_only_begin_an_episode_do_not_count():
             return self.observe(), {}
 
     for mode in AutoresetMode:
-        env = third_party_env(SyncVectorEnv([FiveSteps] * 2, autoreset_mode=mode))
+        env = GymVectorEnv(SyncVectorEnv([FiveSteps] * 2, autoreset_mode=mode))
         evaluator = RolloutEvaluator(lambda n, env=env: env, N, concurrency=2)
         assert evaluator.evaluate(make_model())["eval/episode_length_mean"] == 5.0
 
@@ -183,7 +183,7 @@ def test_a_memory_is_empty_where_an_episode_begins(mode):
     with torch.no_grad():
         for param in model.policy.parameters():
             param.mul_(30.0)
-    env = third_party_env(SyncVectorEnv([Alike] * 2, autoreset_mode=mode))
+    env = GymVectorEnv(SyncVectorEnv([Alike] * 2, autoreset_mode=mode))
     metrics = RolloutEvaluator(lambda n: env, N, concurrency=2).evaluate(model)
     assert metrics["eval/episode_return_std"] < 1e-5
 
