@@ -20,7 +20,7 @@ from maze_train.data.rollout import Rollout, RolloutStorage, rollout_columns
 from maze_train.envs.calls import EnvCall
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.modules import DEFAULT_MODULE
-from maze_train.nets.acting import Acted, ActingModel, Actor, as_arrays
+from maze_train.nets.acting import ActingModel, Actor, as_arrays
 from maze_train.spaces.tensors import check_resolution, large_floats
 
 if TYPE_CHECKING:
@@ -209,20 +209,20 @@ class RolloutCollector(Collector):
         Returns:
             The rollout, in memory that the next call overwrites, and the finished episodes.
         """
+        env, on_device = self.env, self.env.device
         self.env_s, began = 0.0, time.perf_counter()
-        self.make_calls()
+        env.make_calls(self.calls)
         large: dict[str, Array] = {}
         if self._obs is None:
-            self._obs = self._reset(self._env_seed)
+            self._obs = env.reset(seed=self._env_seed)[0]
             self.env_s = time.perf_counter() - began
-            if self._storage_device is None:
-                large = large_floats(self.env.single_observation_space, self._obs)
+            if on_device is None:
+                large = large_floats(env.single_observation_space, self._obs)
         actor, storage = self._actor_and_storage(model, into)
-        noise_rows = send(self._noise(actor.model), self.device).unbind(0)
+        noise = send(self._noise(actor.model), self.device).unbind(0)
         moves = not is_on(storage.rewards, self.device)
-        reports = FinishedEpisodes()
-        restarts_before = self.env.worker_restarts
-        kept_params: list[Tensor] = []
+        params: list[Tensor] = []
+        episodes, restarts = FinishedEpisodes(), env.worker_restarts
         storage.start(self._obs)
         for step in range(self.num_steps):
             obs = storage.acting_obs(step)
@@ -230,32 +230,41 @@ class RolloutCollector(Collector):
                 obs = tree_map(lambda x: send(x, self.device), obs)
             if actor.state_size:
                 storage.write_hidden_state(step, actor.hidden_state)
-            acted = actor.act(obs, noise_rows[step], False)
+            acted = actor.act(obs, noise[step], False)
             if self.records_log_probs:
-                kept_params.append(acted.params)
-            began = self._begin_step(step, acted, storage)
+                params.append(acted.params)
+            actions: Any = acted.actions
+            env_actions: Any = acted.env_actions
+            if on_device is None:
+                is_same = actions is env_actions
+                env_actions = as_arrays(env_actions)
+                actions = env_actions if is_same else as_arrays(actions)
+            storage.write_actions(step, actions)
+            began = time.perf_counter()
+            env.step_async(env_actions)
             if overlap is not None and step == self.num_steps - 1:
                 self.env_s += time.perf_counter() - began
                 with torch.enable_grad():
                     overlap()
                 began = time.perf_counter()
-            batch = self._receive()
+            batch = env.receive()
             self.env_s += time.perf_counter() - began
             self._obs = batch.obs
             self.on_step(batch)
             storage.write_step(step, batch.obs, batch.rewards, batch.end, batch.has_gaps)
-            self._read_ends(step, batch, actor, storage, reports)
+            if batch.ends or batch.has_gaps or on_device is not None:
+                self._read_ends(step, batch, actor, storage, episodes)
         check_resolution(large, self._obs)
         if actor.state_size:
             storage.write_hidden_state(self.num_steps, actor.hidden_state)
         rollout = self._rollout(storage)
-        if kept_params:
+        if params:
             # One batch is cheaper than one call per step. The weights have not changed yet.
-            params = torch.stack(kept_params).to(storage.device)
-            rollout = replace(rollout, log_probs=actor.model.log_probs(params, rollout.actions))
-        reports.steps = rollout.num_samples
-        reports.worker_restarts = self.env.worker_restarts - restarts_before
-        return rollout, self._finished(rollout, reports)
+            stacked = torch.stack(params).to(storage.device)
+            rollout = replace(rollout, log_probs=actor.model.log_probs(stacked, rollout.actions))
+        episodes.steps = rollout.num_samples
+        episodes.worker_restarts = env.worker_restarts - restarts
+        return rollout, self._finished(rollout, episodes)
 
     def _noise(self, model: ActingModel) -> Tensor:
         """Sample the noise of the actions of a rollout, `[T, B, ...]`."""
@@ -280,7 +289,7 @@ class RolloutCollector(Collector):
                 # Episodes continue with the new model, for example after random warm-up steps.
                 self._actor.hidden_state = memory.to(self.device)
             self._storage = None
-        if into is not None and self._storage_device is None:
+        if into is not None and self.env.device is None:
             self._storage = into
         if self._storage is None:
             columns = rollout_columns(
@@ -289,32 +298,10 @@ class RolloutCollector(Collector):
                 self.num_steps,
                 self.num_envs,
                 state_size=self._actor.state_size,
-                keeps_final_obs=self._storage_device is None,
+                keeps_final_obs=self.env.device is None,
             )
-            self._storage = RolloutStorage(columns, device=self._storage_device)
+            self._storage = RolloutStorage(columns, device=self.env.device)
         return self._actor, self._storage
-
-    @property
-    def _storage_device(self) -> torch.device | None:
-        """Device of the rollouts; None selects the CPU for NumPy arrays from the environments."""
-        return None
-
-    def _reset(self, seed: int) -> Any:
-        """Return the first observations of new episodes."""
-        return self.env.reset(seed=seed)[0]
-
-    def _begin_step(self, step: int, acted: Acted, storage: RolloutStorage) -> float:
-        """Store the actions and start a step of the environments; return the start time."""
-        env_actions = as_arrays(acted.env_actions)
-        is_same = acted.actions is acted.env_actions
-        storage.write_actions(step, env_actions if is_same else as_arrays(acted.actions))
-        began = time.perf_counter()
-        self.env.step_async(env_actions)
-        return began
-
-    def _receive(self) -> StepBatch[Any]:
-        """Finish a step of the environments."""
-        return self.env.receive()
 
     def _read_ends(
         self,
@@ -325,8 +312,6 @@ class RolloutCollector(Collector):
         reports: FinishedEpisodes,
     ) -> None:
         """Store the required final observations, and record values from final infos."""
-        if not (batch.ends or batch.has_gaps):
-            return
         for end in batch.ends:
             if self.keeps_terminal_obs or batch.end[end.env] == TRUNCATED:
                 assert batch.final_obs is not None
@@ -359,7 +344,7 @@ class RolloutCollector(Collector):
             "generator": self.generator.get_state(),
             "episodes": self.episodes.state_dict(),
             "has_begun": self._obs is not None,
-            "env": self._env_state(),
+            "env": self.env.state_dict() if self.env.can_be_restored else None,
             "memory": memory,
             "turns": self.turns.state_dict(),
         }
@@ -371,7 +356,9 @@ class RolloutCollector(Collector):
         self.episodes.load_state_dict(state["episodes"])
         self._obs, self._actor, self._memory = None, None, state["memory"]
         if state["has_begun"] and state["env"] is not None:
-            lost = self._load_env_state(state["env"])
+            self._obs, lost = self.env.load_state_dict(
+                state["env"], allow_new_episodes=self._allow_new_episodes
+            )
         elif state["has_begun"]:
             self._begin_anew()
             lost[:] = True
@@ -381,17 +368,6 @@ class RolloutCollector(Collector):
             self._memory = self._memory.clone()
             self._memory[torch.from_numpy(lost)] = 0.0
         self.turns.load_state_dict(state["turns"], torch.from_numpy(lost))
-        return lost
-
-    def _env_state(self) -> dict[str, Any] | None:
-        """Return the state of the running episodes; None if it cannot be saved."""
-        return self.env.state_dict() if self.env.can_be_restored else None
-
-    def _load_env_state(self, state: dict[str, Any]) -> Array:
-        """Restore the running episodes; return the mask `[B]` of new episodes."""
-        self._obs, lost = self.env.load_state_dict(
-            state, allow_new_episodes=self._allow_new_episodes
-        )
         return lost
 
     def _begin_anew(self) -> None:
@@ -410,4 +386,4 @@ class RolloutCollector(Collector):
         generator = torch.Generator()
         generator.set_state(self.generator.get_state())
         self.make_calls()
-        self._obs = self._reset(int(torch.randint(2**31, (), generator=generator)))
+        self._obs = self.env.reset(seed=int(torch.randint(2**31, (), generator=generator)))[0]

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from maze_train.collect.collector import RolloutCollector
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.errors import EnvError
 from maze_train.core.notices import notify
-from maze_train.core.seeding import distinct_seeds
 from maze_train.core.step_end import StepBatch, has_ended
-from maze_train.core.types import Array, Tensor, TensorTree, leaves_by_key, precise_dtype, tree_map
+from maze_train.core.types import Tensor, TensorTree, leaves_by_key, precise_dtype, tree_map
 from maze_train.data.rollout import Rollout, RolloutStorage
 from maze_train.envs.batch import SUCCESS
-from maze_train.envs.calls import calls_from, calls_to_state
 from maze_train.envs.vector import MazeVectorEnv
-from maze_train.nets.acting import Acted, Actor
+from maze_train.nets.acting import Actor
 from maze_train.simulators.simulator import Simulator
 from maze_train.spaces.tensors import zeros_for
 
@@ -50,30 +46,7 @@ class SimulatorCollector(RolloutCollector):
         self._final_rows: TensorTree | None = None
         self._final_given = [False] * self.num_steps
         self._numbers: dict[str, list[tuple[int, Tensor]]] = {}
-        self._actions: TensorTree | None = None
         self._is_told = False
-
-    @property
-    def _storage_device(self) -> torch.device | None:
-        """Device of the simulator."""
-        return self.simulator.device
-
-    def _reset(self, seed: int) -> TensorTree:
-        """Return the first observations of new episodes, seeded as in `ThirdPartyVectorEnv`."""
-        self.env.root_seed = seed
-        return tree_map(torch.clone, self.simulator.reset(distinct_seeds(seed, 1)[0]))
-
-    def _begin_step(self, step: int, acted: Acted, storage: RolloutStorage) -> float:
-        """Store the actions and send them to the device. `_receive` steps the simulator."""
-        storage.write_actions(step, acted.actions)
-        began = time.perf_counter()
-        self._actions = tree_map(lambda x: x.to(self.simulator.device), acted.env_actions)
-        return began
-
-    def _receive(self) -> StepBatch[Tensor]:
-        """Step the simulator."""
-        assert self._actions is not None
-        return self.simulator.step(self._actions)
 
     def _read_ends(
         self,
@@ -178,21 +151,6 @@ class SimulatorCollector(RolloutCollector):
         rewards = self._storage.precise_rewards.to(cpu).numpy()
         finished = self.episodes.follow(rewards, end.numpy())
         return replace(reports, returns=finished.returns, lengths=finished.lengths)
-
-    def _env_state(self) -> dict[str, Any] | None:
-        """Return the state of the running episodes; None if it cannot be saved."""
-        if not self.simulator.can_be_restored or self._obs is None:
-            return None
-        calls = calls_to_state(self.env.calls_made)
-        return {"simulator": self.simulator.state_dict(), "obs": self._obs, "calls": calls}
-
-    def _load_env_state(self, state: dict[str, Any]) -> Array:
-        """Restore the running episodes; return an all-False mask of new episodes."""
-        self.env.make_calls(calls_from(state.get("calls")))
-        self._reset(self._env_seed)
-        self.simulator.load_state_dict(state["simulator"])
-        self._obs = tree_map(lambda x: x.to(self.simulator.device), state["obs"])
-        return np.zeros(self.num_envs, np.bool_)
 
 
 def collector_class(env: MazeVectorEnv) -> type[RolloutCollector]:

@@ -39,7 +39,7 @@ from maze_train.core.targets import InlineObject, import_extra, maker_of
 from maze_train.envs import faults
 from maze_train.envs.batch import episode_end, required_keys
 from maze_train.envs.building import close_all, closed_on_error
-from maze_train.envs.calls import CallableSingleEnvs, EnvCall
+from maze_train.envs.calls import CallableSingleEnvs, EnvCall, calls_from, calls_to_state
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.facade import info_of, infos_by_key
 from maze_train.envs.lives import AtariLives
@@ -91,7 +91,7 @@ def make_third_party_env(
         config: Settings of the environment.
         num_envs: Number of environments.
         training: Whether to build a training environment. In training, the loss of a life ends an
-            Atari episode, and rewards are replaced by their sign.
+            Atari episode, rewards are replaced by their sign, and simulators exchange tensors.
         num_threads: Number of threads of the environment, if supported; 0 uses its default.
         max_episode_steps: Upper bound (>= 1) on the length of an episode. If the environment
             has a smaller limit, the smaller limit still applies.
@@ -111,7 +111,7 @@ def make_third_party_env(
     if config.backend == "tensor":
         simulator = simulator_of(config, num_envs, device, max_episode_steps)
         with closed_on_error([simulator]):
-            return SimulatorVectorEnv(simulator, max_episode_steps, **settings)
+            return SimulatorVectorEnv(simulator, max_episode_steps, tensors=training, **settings)
     build = build_native if config.backend == "native" else build_envpool
     backend = build(config, num_envs, num_threads, max_episode_steps)
     with closed_on_error([backend.env]):
@@ -497,11 +497,18 @@ class SimulatorVectorEnv(ThirdPartyVectorEnv):
     Args:
         simulator: The simulator; closed together with the adapter.
         max_episode_steps: Maximum allowed length of an episode; None disables the check.
+        tensors: Whether observations, actions and results are tensors on the device of the
+            simulator, which are neither copied nor checked; otherwise they are arrays.
         **settings: See `ThirdPartyVectorEnv`.
     """
 
     def __init__(
-        self, simulator: Simulator, max_episode_steps: int | None = None, **settings: Any
+        self,
+        simulator: Simulator,
+        max_episode_steps: int | None = None,
+        *,
+        tensors: bool = False,
+        **settings: Any,
     ) -> None:
         spaces = simulator.observation_space, simulator.action_space
         super().__init__(simulator.name, simulator.num_envs, spaces, {}, **settings)
@@ -510,6 +517,74 @@ class SimulatorVectorEnv(ThirdPartyVectorEnv):
         self.offers_own_state = simulator.has_lasting_state
         self._limit = max_episode_steps
         self._before: Columns = {}
+        self.device = simulator.device if tensors else None
+        self.can_be_restored = tensors and simulator.can_be_restored
+        self._obs: Any = None
+        self._sent: Any = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin new episodes in all environments; see `ThirdPartyVectorEnv`."""
+        if self.device is None:
+            return super().reset(seed=seed, options=options)
+        self._check_not_stepping("reset()")
+        self._obs = self.simulator.reset(distinct_seeds(self._seed_for(seed), 1)[0])
+        return self._obs, {}
+
+    def step_async(self, actions: Any) -> None:
+        """Start a step; see `MazeVectorEnv`. Tensors are moved to the device."""
+        device = self.device
+        if device is None:
+            super().step_async(actions)
+            return
+        self._check_not_stepping("step_async()")
+        is_dict = isinstance(actions, Mapping)
+        self._sent = (
+            {k: x.to(device) for k, x in actions.items()} if is_dict else actions.to(device)
+        )
+        self._is_stepping = True
+
+    def _finish_step(self) -> StepBatch[Any]:
+        if self.device is None:
+            return super()._finish_step()
+        batch: StepBatch[Any] = self.simulator.step(self._sent)
+        self._obs = batch.obs
+        return batch
+
+    def _note_on_bounds(self) -> None:
+        """Print a note; tensors are not checked, since reading them synchronises the device."""
+        if self.device is None:
+            super()._note_on_bounds()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the simulator, the observations and the calls; see `MazeVectorEnv`.
+
+        Before the first reset, the state is empty.
+        """
+        if not self.can_be_restored:
+            return super().state_dict()
+        if self._obs is None:
+            return {}
+        obs = self._obs  # Cloned, because the simulator may overwrite them.
+        clones = {k: x.clone() for k, x in obs.items()} if isinstance(obs, dict) else obs.clone()
+        calls = calls_to_state(self.calls_made)
+        state = {"simulator": self.simulator.state_dict(), "obs": clones, "calls": calls}
+        return {**state, "root_seed": self.root_seed}
+
+    def load_state_dict(
+        self, state: dict[str, Any], *, allow_new_episodes: bool = False
+    ) -> tuple[Any, Mask]:
+        """Restore the simulator; see `MazeVectorEnv`."""
+        if not self.can_be_restored:
+            return super().load_state_dict(state, allow_new_episodes=allow_new_episodes)
+        self.make_calls(calls_from(state.get("calls")))
+        self.reset(seed=state.get("root_seed", 0))
+        self.simulator.load_state_dict(state["simulator"])
+        obs, device = state["obs"], self.device
+        is_dict = isinstance(obs, dict)
+        self._obs = {k: x.to(device) for k, x in obs.items()} if is_dict else obs.to(device)
+        return self._obs, np.zeros(self.num_envs, np.bool_)
 
     def _reset_envs(
         self, seed: int, options: dict[str, Any] | None

@@ -90,6 +90,7 @@ class MazeVectorEnv(CallableEnvs):
         can_be_restored: Whether running episodes can be saved; False for third-party vector
             environments.
         simulator: The underlying `Simulator`, if any.
+        device: Device of observations, actions and results, if they are tensors; None for arrays.
         first_env: Index of the first environment in messages.
         total_envs: Number of environments in all processes of a run. If other processes have
             environments too, the environments of this object are numbered from `first_env`, and
@@ -108,6 +109,7 @@ class MazeVectorEnv(CallableEnvs):
     keeps_terminal_obs: bool = False
     can_be_restored: bool = False
     simulator: Any = None
+    device: Any = None
     notify: Callable[[str], object] | None = None
     is_exact: bool = True
     """Whether `load_state_dict` restored the episodes exactly."""
