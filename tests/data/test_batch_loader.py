@@ -31,7 +31,7 @@ def taken(loader, count):
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
-def test_each_pass_has_every_sample_once(n_workers):
+def test_batch_loader_pass_has_every_sample_once(n_workers):
     """Each pass has a different order, and its last minibatch is smaller."""
     loader = BatchLoader(Numbers(10), 4, seed=1, n_workers=n_workers)
     assert loader.batches_per_pass == 3
@@ -44,7 +44,7 @@ def test_each_pass_has_every_sample_once(n_workers):
     assert len(loader._orders) <= 2
 
 
-def test_workers_change_nothing():
+def test_batch_loader_workers_do_not_change_the_order():
     """Threads prefetch across passes in the same order, and only threads read."""
     alone = taken(BatchLoader(Numbers(23), 5, seed=3), 40)
     assert alone != taken(BatchLoader(Numbers(23), 5, seed=4), 40)
@@ -58,7 +58,7 @@ def test_workers_change_nothing():
 
 
 @pytest.mark.parametrize("position", [0, 1, 5, 13])
-def test_continues_where_it_was(position):
+def test_batch_loader_state_continues_exactly(position):
     """A loader with the state of another continues with the same minibatches."""
     first = BatchLoader(Numbers(23), 5, seed=3, n_workers=2)
     taken(first, position)
@@ -70,7 +70,7 @@ def test_continues_where_it_was(position):
     second.close()
 
 
-def test_failure_of_a_worker_reaches_the_caller():
+def test_batch_loader_raises_errors_of_workers():
     """The error is raised when the failed minibatch is requested."""
     loader = BatchLoader(Numbers(6, fails_at=3), 6, n_workers=1)
     with pytest.raises(OSError, match="the disk failed"):

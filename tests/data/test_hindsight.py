@@ -204,7 +204,7 @@ CASE = {
     ends=st.sampled_from([{}, {"ends": 0.5, "waiting": 9}]),
     **CASE,
 )
-def test_every_sample_is_one_of_the_reference(lengths, ends, **case):
+def test_hindsight_samples_match_the_reference(lengths, ends, **case):
     """Samples match for all kinds of ends, ignored rows, interruptions and several ring turns.
 
     The buffer may be prioritized, and agents may wait.
@@ -217,7 +217,7 @@ def test_every_sample_is_one_of_the_reference(lengths, ends, **case):
 
 @settings(max_examples=40, deadline=None)
 @given(interrupts=st.lists(st.booleans(), min_size=1, max_size=40), **CASE)
-def test_single_transitions_are_relabelled_too(interrupts, **case):
+def test_single_transitions_are_relabelled(interrupts, **case):
     """Single steps are relabelled like rollouts."""
     buffer, reference, stream = make(stream={"kinds": ("truncated",)}, **case)
     for interrupt in interrupts:
@@ -232,7 +232,7 @@ def test_single_transitions_are_relabelled_too(interrupts, **case):
 
 @pytest.mark.parametrize("waiting", [0, 3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_goals_are_equally_likely(strategy, waiting):
+def test_hindsight_goals_are_equally_likely(strategy, waiting):
     """Allowed goals are equally likely, and k / (k + 1) of the samples are relabelled."""
     stream = {"ends": 0.15 * (1 + waiting), "kinds": ("truncated", *["waiting"] * waiting)}
     buffer, reference, stream = make(
@@ -256,7 +256,7 @@ def test_goals_are_equally_likely(strategy, waiting):
     assert running > 0
 
 
-def test_priorities_choose_what_gets_a_goal():
+def test_prioritized_hindsight_samples_by_priority():
     """With the same seed, transitions and weights equal those of a prioritized buffer."""
     buffer, _, stream = make(20, 2, kind=PrioritizedHindsightReplayBuffer)
     settings = {"num_envs": 2, "gamma": GAMMA}
@@ -273,7 +273,7 @@ def test_priorities_choose_what_gets_a_goal():
     assert buffer.nbytes == plain.nbytes + 8 * buffer._memory.ring.size
 
 
-def test_no_goal_is_changed_if_none_is_asked_for():
+def test_zero_hindsight_goals_relabel_nothing():
     """With K = 0, no goal changes."""
     buffer, reference, stream = make(30, 2, relabelled_per_original=0)
     for _ in added(buffer, reference, stream, [50]):
@@ -282,7 +282,7 @@ def test_no_goal_is_changed_if_none_is_asked_for():
 
 @pytest.mark.parametrize("task", [Task(), EndingTask()])
 @pytest.mark.parametrize("storage", ["memory", "disk", "device"])
-def test_a_saved_buffer_goes_on_as_it_was(tmp_path, storage, task):
+def test_loaded_hindsight_buffer_continues_identically(tmp_path, storage, task):
     """A loaded buffer continues identically for any storage and fill level."""
     case = {"num_envs": 2, "n_steps": 2, "task": task, "strategy": "episode"}
     buffer, _, stream = make(**case)
@@ -309,7 +309,7 @@ def assert_same_samples(buffer, other):
     assert torch.equal(ours.discounts, theirs.discounts)
 
 
-def test_the_state_of_a_buffer_without_last_observations_is_refused():
+def test_hindsight_state_without_final_observations_raises():
     """The state has no final observations of terminated episodes."""
     buffer, _, _ = make()
     uniform, _, _ = filled(10, 1, lengths=(3,))
@@ -332,7 +332,7 @@ def test_the_state_of_a_buffer_without_last_observations_is_refused():
         ),
     ],
 )
-def test_wrong_settings_are_refused(change, message):
+def test_invalid_buffer_settings_raise(change, message):
     """The error contains the setting or the space, and what is expected."""
     settings = {"buffer_size": 10, "observation_space": SPACE, "actions": BOX_ACTION, **change}
     error = SpaceError if "observation_space" in change else ConfigError
@@ -364,7 +364,7 @@ def failing(*goals_and_info):
         ),
     ],
 )
-def test_functions_that_do_not_explain_what_happened_are_refused(name, function, message):
+def test_compute_reward_that_contradicts_rewards_raises(name, function, message):
     """The error contains the function and is raised when experience is added."""
     task = Task()
     buffer, _, stream = make(stream={"ends": 0.0})
@@ -374,7 +374,7 @@ def test_functions_that_do_not_explain_what_happened_are_refused(name, function,
         buffer.add_rollout(rollout_of(stream.steps(9), SPACE))
 
 
-def test_a_threshold_that_rounding_moved_is_no_error():
+def test_two_rounding_differences_of_compute_reward_are_allowed():
     """Two rewards may differ from `compute_reward`; a third one raises an error."""
     buffer, _, stream = make(100, stream={"ends": 0.0})
     for _ in range(2):
@@ -387,7 +387,7 @@ def test_a_threshold_that_rounding_moved_is_no_error():
         buffer.add_rollout(rollout_of(steps, SPACE))
 
 
-def test_what_is_missing_is_named():
+def test_hindsight_without_environment_or_method_raises():
     """Errors name a missing environment, method or final observation."""
     buffer = HindsightReplayBuffer(10, SPACE, BOX_ACTION)
     stream = GoalStream(np.random.default_rng(0), 1, Task(), ends=1.0, kinds=("terminated",))
@@ -419,7 +419,7 @@ FLAT = {"_target_": "gymnasium.wrappers.FlattenObservation"}
         ({"_target_": "goal_envs.NoReward"}, EnvError, "compute_reward.* which NoReward does not"),
     ],
 )
-def test_environments_without_goals_are_refused(tmp_path, env, error, message):
+def test_environments_without_goals_raise(tmp_path, env, error, message):
     """The error is raised before the run directory is created, or in the first step."""
     with pytest.raises(error, match=message):
         run(tmp_path / "run", env=env)
@@ -432,7 +432,7 @@ class Asking(UniformReplayBuffer):
         make_env()
 
 
-def test_vector_environments_of_others_can_not_be_asked(tmp_path):
+def test_native_vector_environments_do_not_support_hindsight(tmp_path):
     """Native vector environments do not support buffers that use an environment."""
     node = {"_target_": "test_hindsight.Asking"}
     with pytest.raises(

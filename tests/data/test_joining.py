@@ -19,7 +19,7 @@ REPLAYED = torch.tensor([True, False, True])
 @every_kind
 @sweep("share", [0.0, 0.4, 1.0])
 @sweep("optional", [False, True])
-def test_joined_rollouts_lie_side_by_side(kind, share, optional):
+def test_joined_rollouts_can_be_selected_again(kind, share, optional):
     """Selecting environments inverts joining, also for rollouts that are non-contiguous views."""
     rollouts = [
         random_rollout(kind, i, num_envs=size, share=share, optional=optional)
@@ -43,7 +43,7 @@ def test_joined_rollouts_lie_side_by_side(kind, share, optional):
 
 
 @every_kind
-def test_a_joined_rollout_has_its_own_memory(kind):
+def test_joined_rollouts_are_copies(kind):
     """Joined rollouts, also of a single one, are copies, because slots are overwritten."""
     _, slots = slots_of(kind.columns(), 2)
     singles = [slot_rollout(kind, seed) for seed in range(2)]
@@ -60,7 +60,7 @@ def test_a_joined_rollout_has_its_own_memory(kind):
     assert not places & {leaf.data_ptr() for leaf in columns_of(copy).values() if leaf.numel()}
 
 
-def test_flags_that_only_some_have():
+def test_joining_fills_missing_flags():
     """Missing flags mean valid and not replayed; if no rollout has flags, the result has none."""
     plain, marked = (random_rollout(BOX, i, optional=False) for i in range(2))
     gaps = torch.zeros(T, 3, dtype=torch.bool)

@@ -97,7 +97,7 @@ def test_datasets_of_every_space_round_trip(name):
     assert found.metadata == expected.metadata
 
 
-def test_what_minari_writes_in_another_way():
+def test_minari_converts_discrete_and_sorts_keys():
     """Minari converts Discrete to int64 and sorts Dict keys; values keep their leaves."""
     small = ODD_SPACES["small_discrete"]
     space = spaces.Dict(OrderedDict([("b", small), ("a", FLOATS)]))
@@ -112,7 +112,7 @@ def test_what_minari_writes_in_another_way():
 
 
 @pytest.mark.parametrize("name", ["integer_keys", "odd_keys"])
-def test_keys_that_hdf5_can_not_keep(root, name):
+def test_minari_export_of_unsupported_keys_raises(root, name):
     """The error contains the key, and nothing is written."""
     space = spaces.Tuple((CHOICE, ODD_SPACES[name]))
     with pytest.raises(SpaceError, match=r"the key .* cannot be stored in a Minari dataset"):
@@ -120,7 +120,7 @@ def test_keys_that_hdf5_can_not_keep(root, name):
     assert not root.exists() or list(root.iterdir()) == []
 
 
-def test_minari_reads_what_is_written(root):
+def test_minari_loads_exported_datasets(root):
     """Minari's loader returns nested arrays, ends and seeds."""
     expected = in_memory(NESTED, NESTED, [3, 2])
     path = save_minari(expected, NAME, author="Ada", description="two episodes")
@@ -144,7 +144,7 @@ def test_minari_reads_what_is_written(root):
     assert [end["seed"] for end in ends] == expected.seeds == [0, 1]
 
 
-def test_the_environment_can_be_recovered():
+def test_minari_recovers_registered_environments():
     """A registered id becomes an `env_spec` with its arguments."""
     env = gymnasium.make("CartPole-v1")
     kwargs = {"sutton_barto_reward": True}
@@ -158,7 +158,7 @@ def test_the_environment_can_be_recovered():
     assert load_minari(NAME).metadata.env == about
 
 
-def test_environments_that_gymnasium_can_not_describe(monkeypatch):
+def test_minari_export_of_custom_environments_has_no_env_spec(monkeypatch):
     """Datasets of unregistered environments or custom wrappers have no `env_spec`."""
     spec = gymnasium.envs.registration.EnvSpec("OwnMinari-v0", entry_point=lambda: None)
     monkeypatch.setitem(gymnasium.registry, spec.id, spec)
@@ -170,7 +170,7 @@ def test_environments_that_gymnasium_can_not_describe(monkeypatch):
         assert load_minari(f"test-v{number}").metadata.env == about
 
 
-def test_details_and_origin():
+def test_minari_export_keeps_metadata():
     """Arguments take precedence over entries of `policy`; metadata is preserved."""
     policy = {"algorithm_name": "PPO", "author": "Ada", "score": 3.5}
     expected = in_memory(env={"id": "Own-v0", "x": [1, 2]}, policy=policy)
@@ -182,7 +182,7 @@ def test_details_and_origin():
     assert minari.load_dataset("recorded-v0").storage.metadata["algorithm_name"] == "sac"
 
 
-def test_what_minari_writes_is_read():
+def test_load_minari_reads_datasets_of_minari():
     """Lists of steps, seeds, the environment specification and authors are read."""
     spec = gymnasium.spec("CartPole-v1")
     by_minari(
@@ -207,7 +207,7 @@ def test_what_minari_writes_is_read():
     }
 
 
-def test_what_minari_wrote_with_loss_is_read():
+def test_load_minari_reads_jpeg_images():
     """Images stored as JPEG keep their shape."""
     space = spaces.Box(0, 255, (40, 32, 3), np.uint8)
     frames = [np.full(space.shape, 20 * t, np.uint8) for t in range(4)]
@@ -227,14 +227,14 @@ def test_what_minari_wrote_with_loss_is_read():
         ({"terminations": [True, False, True]}, DatasetError, "episode 1 continues after"),
     ],
 )
-def test_episodes_that_are_no_trajectories(changes, error, text):
+def test_load_minari_of_invalid_episodes_raises(changes, error, text):
     """The error contains the dataset, the episode and the array."""
     by_minari([buffer(), buffer(**changes)])
     with pytest.raises(error, match=f"minari:{NAME}: .*{text}"):
         load_minari(NAME)
 
 
-def test_data_sets_that_are_not_there(root):
+def test_missing_minari_datasets_raise(root):
     """The error contains the id and a remedy, and nothing is downloaded."""
     with pytest.raises(DatasetError, match=f"minari:{NAME} is not available locally") as told:
         load_minari(NAME)
@@ -247,7 +247,7 @@ def test_data_sets_that_are_not_there(root):
     assert not list(root.rglob("metadata.json"))
 
 
-def test_a_failed_export_leaves_nothing(root, monkeypatch):
+def test_failed_minari_export_leaves_no_file(root, monkeypatch):
     """Seeds that HDF5 does not support and a full disk raise an error without leaving files."""
     dataset = in_memory()
     (part,) = dataset.parts
@@ -283,7 +283,7 @@ minari.save_minari(in_memory(), NAME)
 """
 
 
-def test_a_killed_export(root):
+def test_killed_minari_export_creates_no_dataset(root):
     """A killed export does not create the dataset, and the next export removes its files."""
     folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
     result = subprocess.run([sys.executable, "-c", KILLED, *folders], timeout=60)
@@ -298,7 +298,7 @@ def test_a_killed_export(root):
     assert [path.name for path in folder.glob("*-v*")] == ["test-v3"]
 
 
-def test_damage():
+def test_damaged_minari_dataset_raises():
     """Damaged metadata, a missing episode and a truncated file raise an error."""
     path = save_minari(in_memory(), NAME) / "data"
     metadata, data = path / "metadata.json", path / "main_data.hdf5"
@@ -314,7 +314,7 @@ def test_damage():
         load_minari(NAME)
 
 
-def test_a_missing_extra(monkeypatch):
+def test_missing_minari_raises_missing_extra_error(monkeypatch):
     """The error contains the package, the extra and the purpose, or the required version."""
     for package in ("minari", "h5py"):
         with monkeypatch.context() as patch:

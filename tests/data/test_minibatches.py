@@ -19,7 +19,7 @@ def seeded(seed):
 
 
 @given(st.integers(1, 200), st.integers(1, 250), st.integers(0, 2**31))
-def test_each_sample_appears_exactly_once(num_samples, batch_size, seed):
+def test_minibatches_contain_each_sample_once(num_samples, batch_size, seed):
     """A pass is a permutation, split into full minibatches and a remainder."""
     pieces = a_pass(seeded(seed), num_samples, batch_size)
     assert sorted(i for piece in pieces for i in piece) == list(range(num_samples))
@@ -31,7 +31,7 @@ def test_each_sample_appears_exactly_once(num_samples, batch_size, seed):
 
 
 @given(st.integers(1, 200), st.data())
-def test_minibatches_by_count(num_samples, data):
+def test_n_minibatches_differ_in_size_by_at_most_one(num_samples, data):
     """Sizes differ by at most one, and the order does not depend on the number of minibatches."""
     count = data.draw(st.integers(1, num_samples))
     pieces = a_pass(seeded(3), num_samples, 7, count)
@@ -43,7 +43,7 @@ def test_minibatches_by_count(num_samples, data):
     assert [i for piece in pieces for i in piece] == whole
 
 
-def test_order_depends_on_the_generator_only():
+def test_minibatch_order_depends_on_the_generator_only():
     """Orders differ between passes and seeds, and the global generator is not used."""
     before = torch.get_rng_state()
     generator = seeded(1)
@@ -54,7 +54,7 @@ def test_order_depends_on_the_generator_only():
     assert a_pass(seeded(1)) == first != a_pass(seeded(2))
 
 
-def test_every_order_is_equally_likely():
+def test_minibatch_orders_are_equally_likely():
     """The six orders of three samples pass a chi-squared test at the 99.9% quantile."""
     generator, counts = seeded(0), {}
     for _ in range(3000):

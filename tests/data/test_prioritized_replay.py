@@ -39,7 +39,7 @@ def leaves_in_order(node, size):
     empty=st.floats(0.0, 0.9),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_the_tree_is_a_list_with_sums(size, rounds, empty, seed):
+def test_sum_tree_matches_a_list_with_sums(size, rounds, empty, seed):
     """Updates with repeated indices are correct, and each value is found in its interval."""
     rng = np.random.default_rng(seed)
     tree, priorities = SumTree(size), np.zeros(size)
@@ -62,7 +62,7 @@ def test_the_tree_is_a_list_with_sums(size, rounds, empty, seed):
         assert tree.find(sums).tolist() == expected
 
 
-def test_nothing_of_priority_zero_is_found():
+def test_sum_tree_never_finds_priority_zero():
     """Leaves of priority 0 are not found, also if rounding exceeds an interval."""
     rng = np.random.default_rng(0)
     for size in (3, 7, 100):
@@ -88,7 +88,7 @@ def make(rows=20, num_envs=2, lengths=(7, 30, 5), seed=0, **settings):
     kinds=st.sampled_from([KINDS, WITH_WAITING]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_transitions_and_only_they_have_priorities(rows, num_envs, n_steps, lengths, kinds, seed):
+def test_only_valid_transitions_have_priorities(rows, num_envs, n_steps, lengths, kinds, seed):
     """Exactly the valid transitions have priorities, also after interruptions and updates."""
     stream = {"kinds": kinds}
     buffer, reference, stream = make(rows, num_envs, (), seed, n_steps=n_steps, stream=stream)
@@ -105,7 +105,7 @@ def test_transitions_and_only_they_have_priorities(rows, num_envs, n_steps, leng
         assert set(np.flatnonzero(buffer._sampler.tree.priorities)) == set(whole.indices.tolist())
 
 
-def test_new_transitions_have_the_largest_priority_so_far():
+def test_new_transitions_get_the_largest_priority():
     """The initial priority is 1, later that of the largest error, also if it was overwritten."""
     buffer, reference, stream = make(lengths=(3,))
     first = everything(buffer).indices.numpy()
@@ -119,7 +119,7 @@ def test_new_transitions_have_the_largest_priority_so_far():
     assert np.allclose(buffer._sampler.tree.priorities[second], largest, rtol=1e-12)
 
 
-def test_frequencies_and_weights_follow_priorities():
+def test_sample_frequencies_and_weights_follow_priorities():
     """P(i) = p_i^alpha / sum, weights (N P(i))^-beta over their maximum; beta grows to 1."""
     buffer, _, _ = make()
     indices = everything(buffer).indices
@@ -147,7 +147,7 @@ def test_frequencies_and_weights_follow_priorities():
     assert (torch.bincount(batch.indices)[indices] - 10).abs().max() <= 1
 
 
-def test_parts_of_a_batch_are_samples_too():
+def test_strata_are_shuffled_within_a_batch():
     """Strata are shuffled, so each half of a batch covers the whole buffer."""
     buffer, _, _ = make(rows=500, num_envs=1, lengths=(600,))
     indices = buffer.sample_batch(400).indices.double()
@@ -156,7 +156,7 @@ def test_parts_of_a_batch_are_samples_too():
         assert abs(half.mean() - whole.mean()) < 0.15 * whole.max()
 
 
-def test_a_saved_buffer_goes_on_with_its_priorities():
+def test_loaded_prioritized_buffer_continues_identically():
     """Samples, weights and later priorities are identical."""
     buffer, _, stream = make()
     buffer.update_priorities(buffer.sample_batch(30).indices, torch.linspace(0, 9, 30))
@@ -173,7 +173,7 @@ def test_a_saved_buffer_goes_on_with_its_priorities():
     assert torch.equal(drawn[0].obs, drawn[1].obs)
 
 
-def test_memory_is_known_beforehand():
+def test_estimated_memory_includes_priorities():
     """Priorities require 16 bytes per transition, included in the estimate."""
     buffer, _, _ = make(lengths=())
     assert buffer._sampler.tree._nodes.nbytes == 16 * 42
@@ -181,14 +181,14 @@ def test_memory_is_known_beforehand():
 
 
 @pytest.mark.parametrize("change", [{"alpha": -0.1}, {"beta": 1.5}, {"epsilon": 0.0}])
-def test_wrong_settings_are_refused(change):
+def test_invalid_buffer_settings_raise(change):
     """The error contains the setting."""
     ((name, value),) = change.items()
     with pytest.raises(ConfigError, match=f"{name} = {value}: expected a number"):
         make(**change)
 
 
-def test_an_error_that_is_not_finite_is_refused():
+def test_non_finite_td_errors_raise():
     """Non-finite errors raise TrainingError, and no priority changes."""
     buffer, _, _ = make()
     indices, before = everything(buffer).indices[:3], buffer._sampler.tree.priorities.copy()

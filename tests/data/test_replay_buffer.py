@@ -62,7 +62,7 @@ def made(rows, num_envs, n_steps, kind, stacks, seed, **settings):
     kinds=st.sampled_from([ROWS, WITH_WAITING]),
     **EXPERIENCE,
 )
-def test_every_transition_is_that_of_the_reference(lengths, **experience):
+def test_transitions_match_the_reference(lengths, **experience):
     """Transitions match for all kinds of ends, gaps, waiting agents and several ring turns.
 
     Stacks of frames match for any padding and frame skipping.
@@ -81,7 +81,7 @@ def test_every_transition_is_that_of_the_reference(lengths, **experience):
     ),
     **EXPERIENCE,
 )
-def test_single_transitions_and_rollouts_mix(events, **experience):
+def test_single_steps_and_rollouts_match(events, **experience):
     """Single steps and rollouts of one environment match, with interruptions after episode ends."""
     kinds = ("terminated", "truncated")
     buffer, reference, stream = made(num_envs=1, kinds=kinds, **experience)
@@ -113,7 +113,7 @@ def assert_same_samples(found, expected):
         torch.testing.assert_close(*leaves, rtol=0, atol=0)
 
 
-def test_samples_are_uniform():
+def test_replay_samples_are_uniform():
     """All transitions are equally likely, and invalid rows are not sampled."""
     buffer, reference, _ = filled(20, 2, "dict")
     assert len(reference.transitions()) == len(buffer) < 40
@@ -126,7 +126,7 @@ def test_samples_are_uniform():
     assert ((counts[valid] - expected) ** 2 / expected).sum() < 59.7
 
 
-def test_samples_are_what_lies_at_their_indices():
+def test_replay_batch_contains_the_transitions_at_its_indices():
     """A batch contains the transitions at its indices, with repetitions, in order."""
     buffer, _, _ = filled(20, 2, "dict", n_steps=3)
     batch, whole = buffer.sample_batch(200), everything(buffer)
@@ -140,7 +140,7 @@ def test_samples_are_what_lies_at_their_indices():
     assert batch.actions["move"].dtype == torch.int64
 
 
-def test_storages_give_equal_samples(tmp_path):
+def test_replay_storages_return_equal_samples(tmp_path):
     """All storages return equal samples, and files are unlinked."""
     batches = []
     for storage in ("memory", "disk", "device"):
@@ -199,7 +199,7 @@ def test_stacks_may_be_stored_whole():
         ({"frame_stack": {"a": 2}}, "frame_stack = {'a': 2}: .* under 'a'"),
     ],
 )
-def test_wrong_settings_are_refused(change, message):
+def test_invalid_buffer_settings_raise(change, message):
     """The error contains the setting and what is expected."""
     settings = {"buffer_size": 10, "observation_space": BOX, "actions": BOX_ACTION, **change}
     with pytest.raises(ConfigError, match=message):

@@ -96,7 +96,7 @@ SEVERAL = {
 @torch.no_grad()
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("case", [*SINGLE, *SEVERAL])
-def test_everything_acts_by_one_contract(case: str, deterministic: bool) -> None:
+def test_acting_models_fulfil_one_contract(case: str, deterministic: bool) -> None:
     """Shapes and dtypes match, methods are consistent, and only the noise is random."""
     model = acting({**SINGLE, **SEVERAL}[case]())
     assert acting(model) is model
@@ -159,7 +159,7 @@ class Counting(Wrapper):
 
 @torch.no_grad()
 @pytest.mark.parametrize("case", ["recurrent", "joint"])
-def test_states_have_the_dtype_of_the_policy(case: str) -> None:
+def test_hidden_states_keep_the_dtype_of_the_policy(case: str) -> None:
     """Hidden states keep the dtype, also after the end of an episode."""
     model: Any = network(CHOICE, rnn=GRU).double()
     obs: Any = torch.rand(N, 3, dtype=torch.float64)
@@ -176,7 +176,7 @@ def test_states_have_the_dtype_of_the_policy(case: str) -> None:
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("turn", ["one acts", "some act", "all act", "none acts"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_only_the_agents_that_act_are_evaluated(
+def test_joint_policy_evaluates_acting_agents_only(
     turn: str, deterministic: bool, dtype: torch.dtype
 ) -> None:
     """Actions equal those of a policy evaluated for all agents."""

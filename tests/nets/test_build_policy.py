@@ -98,7 +98,7 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize(("settings", "action", "kind"), PROBLEMS)
-def test_a_policy_is_that_of_an_actor_critic(settings, action, kind):
+def test_policy_equals_policy_of_an_actor_critic(settings, action, kind):
     """The same seed gives the same weights, in the same order, and the same outputs.
 
     Weights of another actor-critic can be loaded and give its outputs.
@@ -129,7 +129,7 @@ def test_a_policy_is_that_of_an_actor_critic(settings, action, kind):
     assert not torch.equal(acts(policy, obs)[0], found[0])
 
 
-def test_order_of_an_actor_critic():
+def test_actor_critic_keeps_the_order_of_submodules():
     """Saved weights and flat parameter vectors depend on the order of the submodules."""
     config = model_config("normalised memory")
     model = build_actor_critic(config, BOX, TURN, 0)
@@ -143,7 +143,7 @@ def test_order_of_an_actor_critic():
     assert not PolicyModel.learner_only
 
 
-def test_models_with_and_without_memory_are_told_apart():
+def test_recurrent_models_require_a_hidden_state():
     """Recurrent models do not support the method without a hidden state."""
     assert build_policy(model_config("plain"), BOX, TURN, 0).state_size == 0
     memory = build_policy(model_config("memory"), BOX, TURN, 0)
@@ -168,7 +168,7 @@ def named(name, **settings):
     ],
     ids=str,
 )
-def test_settings_of_a_critic_are_refused(key, value):
+def test_critic_settings_of_policies_without_critic_raise(key, value):
     """The error names the setting, which a policy without a critic does not support."""
     message = rf"model.{key} = .*: there is no critic: remove this setting"
     with pytest.raises(ConfigError, match=message) as caught:
@@ -176,7 +176,7 @@ def test_settings_of_a_critic_are_refused(key, value):
     assert caught.value.key == f"model.{key}"
 
 
-def test_spaces_without_network_or_distribution_are_refused():
+def test_policies_of_unsupported_spaces_raise():
     """The error contains the type of the space."""
     for observation_space, action_space in ((spaces.Text(3), TURN), (BOX, spaces.Text(3))):
         with pytest.raises(SpaceError, match="Text"):
@@ -260,7 +260,7 @@ def wrap(node, settings="plain", space=BOX, action="discrete", seed=0):
     return build_policy(config, space, ACTIONS[action], seed, policy_wrapper=node)
 
 
-def test_a_wrapper_changes_what_it_likes():
+def test_policy_wrapper_changes_selected_outputs():
     """A wrapper gets the policy and its settings; other outputs do not change."""
     model, policy = wrap(own("Rule", strength=4.0)), wrap(None)
     assert type(model) is Rule
@@ -274,7 +274,7 @@ def test_a_wrapper_changes_what_it_likes():
     assert torch.equal(twin.policy_params(obs), model.policy_params(obs))
 
 
-def test_a_wrapper_of_a_memory():
+def test_recurrent_policy_wrapper_sets_its_state_size():
     """A recurrent wrapper sets the size of its hidden state."""
     model = wrap(own("Remembers"), "memory")
     actor = Actor(model, N)
@@ -285,13 +285,13 @@ def test_a_wrapper_of_a_memory():
     torch.testing.assert_close(params, 2 * acts(wrap(None, "memory"), obs)[1])
 
 
-def test_a_wrapper_is_tried_out_with_all_actions():
+def test_policy_wrapper_is_probed_with_legal_actions():
     """Wrappers are tested on flat observations with masks in which every action is legal."""
     space = space_of("masked", "discrete")
     assert type(wrap(named("NeedsLegalActions"), space=space)) is NeedsLegalActions
 
 
-def test_a_wrapper_may_bring_another_distribution():
+def test_policy_wrapper_distribution_must_match_parameters():
     """The number of parameters must match the distribution of the wrapper."""
     with pytest.raises(ConfigError, match=r"= \[2, 4\]: .*shape \[batch, 9\] from policy_par"):
         wrap(named("OtherDistribution"))
@@ -328,7 +328,7 @@ WRONG = {
     ("settings", "node", "message"),
     [(settings, *row) for settings, rows in WRONG.items() for row in rows],
 )
-def test_wrappers_that_do_not_fit_are_refused(settings, node, message):
+def test_invalid_policy_wrappers_raise(settings, node, message):
     """The error contains the key and the problem, before training."""
     with pytest.raises(ConfigError, match=f"^{re.escape(WRAPPER)}{message}"):
         wrap(node, settings)

@@ -79,7 +79,7 @@ def reference(mlp, x):
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*|.*spectral_norm.*:FutureWarning")
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("i", [0, 2])
-def test_changed_layers_are_called(change, i):
+def test_hooked_or_changed_layers_are_called(change, i):
     """The changed layers are called, and fast paths for plain networks are disabled."""
     model = build_policy(ModelConfig(), BOX, spaces.Discrete(3), 0)
     obs, net = torch.randn(7, 5), model.policy.net
@@ -93,7 +93,7 @@ def test_changed_layers_are_called(change, i):
     assert not is_batchable(model)
 
 
-def test_hooks_see_what_layers_give():
+def test_hooks_receive_unmodified_outputs():
     """Stored outputs are not overwritten by activations, and backward hooks are called."""
     model = build_policy(ModelConfig(), BOX, spaces.Discrete(3), 0)
     layer, kept, gradients = model.policy.net.layers.layers[1], [], []
@@ -126,7 +126,7 @@ def test_changed_recurrent_layers_are_called(cell, layers):
 
 @pytest.mark.parametrize("change", ["forward hook", "spectral norm", "parametrization"])
 @pytest.mark.parametrize("kind", ["nature", "impala"])
-def test_a_changed_first_convolution_is_called(kind, change):
+def test_hooked_first_convolution_is_called(kind, change):
     """A hook or change on the first convolution, which has a fast path, takes effect."""
     encoder = ImageEncoder(IMAGE, kind)
     images = torch.randint(0, 256, (3, 12, 12, 3), dtype=torch.uint8)
@@ -138,7 +138,7 @@ def test_a_changed_first_convolution_is_called(kind, change):
 
 
 @pytest.mark.filterwarnings("ignore:.*spectral_norm.*:FutureWarning")
-def test_parametrized_critics():
+def test_batched_critic_weights_can_be_parametrized():
     """Batched weights can be parametrized by name."""
     net = EnsembleMLP(2, 3, [8], "relu", 1).eval()
     x = torch.randn(4, 3)

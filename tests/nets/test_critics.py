@@ -53,7 +53,7 @@ def build(name, size=2, action_size=2, output_size=3, **settings):
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_critics_share_their_encoder_and_nothing_else(name):
+def test_critics_share_the_encoder_only(name):
     """Each critic is a separate network on the shared features and the actions."""
     critics = build(name, size=3, output_size=2)
     obs, actions = observations(name), torch.randn(N, 2)
@@ -77,7 +77,7 @@ def test_critics_share_their_encoder_and_nothing_else(name):
 
 
 @pytest.mark.parametrize("name", ["dict with image", "own"])
-def test_values_of_encoded_observations(name):
+def test_critic_values_of_encoded_observations_match(name):
     """Encoding observations first and adding actions later gives the same values."""
     is_own = name == "own"
     critics = build("box", critic=OWN) if is_own else build(name)
@@ -89,7 +89,7 @@ def test_values_of_encoded_observations(name):
     torch.testing.assert_close(critics.values(features, actions, first=1), values[:1])
 
 
-def test_sizes_of_hidden_layers():
+def test_critic_hidden_sizes_default_to_the_policy():
     """Critics use the policy's hidden sizes unless they have a setting, which may be `[]`."""
     for settings, sizes in (
         ({}, [6, 5]),

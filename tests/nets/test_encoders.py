@@ -56,7 +56,7 @@ def encoder(space, **settings):
     ],
     ids=str,
 )
-def test_known_values(space, value, expected):
+def test_encoders_of_leaves_match_known_values(space, value, expected):
     """Categories become one-hot vectors from their start, and bytes values in [0, 1]."""
     obs = as_tensors(space, np.array(value))
     encoded = encoder(space)(obs)
@@ -78,7 +78,7 @@ def test_known_values(space, value, expected):
     ],
     ids=str,
 )
-def test_any_leading_dimensions(space):
+def test_leading_dimensions_are_kept(space):
     """Single observations, batches and rollouts are encoded in the same way."""
     space.seed(0)
     rows = np.stack([space.sample() for _ in range(6)])
@@ -102,14 +102,14 @@ def test_bytes_are_scaled_once():
     assert int(obs.min()) == 255
 
 
-def test_floats_are_neither_scaled_nor_changed():
+def test_normalized_image_floats_are_not_scaled():
     """Normalized bytes are floats, which are passed on unchanged."""
     obs = torch.tensor([[2.0, -1.0]])
     assert encoder(spaces.Box(0, 255, (2,), np.uint8))(obs).tolist() == [[2.0, -1.0]]
     assert obs.tolist() == [[2.0, -1.0]]
 
 
-def test_pictures_are_read_by_convolutions():
+def test_images_use_convolutions_unless_flat_or_small():
     """Images use convolutions unless `image_encoder` is `flat` or they are too small."""
     assert isinstance(encoder(PICTURE), ImageEncoder)
     assert encoder(PICTURE).output_size == 1 * 2 * 64
@@ -123,14 +123,14 @@ def test_pictures_are_read_by_convolutions():
         assert torch.allclose(first.T @ first, 2 * torch.eye(27), atol=1e-5) == orthogonal
 
 
-def test_encoders_of_leaves_have_no_weights():
+def test_leaf_encoders_have_no_weights():
     """Encoders of leaves are determined by the space and have no state."""
     for space in (spaces.MultiDiscrete([3, 2]), IMAGE):
         assert not list(encoder(space).parameters())
         assert not encoder(space).state_dict()
 
 
-def test_a_dict_has_one_branch_per_key():
+def test_dict_encoder_has_one_branch_per_key():
     """Each key has a separate layer; outputs follow the order of the keys."""
     space = spaces.Dict(
         OrderedDict([("z", IMAGE), ("a", spaces.Discrete(3)), ("m", spaces.MultiBinary(2))])
@@ -150,7 +150,7 @@ def test_a_dict_has_one_branch_per_key():
     torch.testing.assert_close(encode(obs), torch.cat(expected, -1))
 
 
-def test_branches_of_pictures_are_larger():
+def test_image_branches_have_four_times_the_units():
     """The branch of an image has four times the units of other branches."""
     space = spaces.Dict({"a": spaces.Discrete(3), "camera": PICTURE, "z": spaces.Box(-1, 1, (2,))})
     encode = encoder(space)
@@ -171,7 +171,7 @@ def test_branches_of_pictures_are_larger():
     assert flat.output_size == 12
 
 
-def test_one_key_and_keys_with_nothing_in_them():
+def test_dict_encoder_ignores_empty_and_unknown_keys():
     """A single key works like several; empty and unknown keys are ignored."""
     vector = spaces.Box(-1, 1, (2,), np.float32)
     torch.manual_seed(0)
@@ -192,7 +192,7 @@ def test_one_key_and_keys_with_nothing_in_them():
     ],
     ids=str,
 )
-def test_nothing_to_read_is_refused(space):
+def test_encoder_of_an_empty_space_raises(space):
     """A space without elements raises SpaceError."""
     with pytest.raises(SpaceError, match="it has no elements"):
         encoder(space)
@@ -208,7 +208,7 @@ def test_nothing_to_read_is_refused(space):
     ],
     ids=lambda leaf: type(leaf).__name__,
 )
-def test_unknown_spaces_are_named_with_their_key(leaf):
+def test_encoder_of_an_unsupported_space_raises(leaf):
     """The error contains the key, the supported spaces and a remedy."""
     with pytest.raises(SpaceError, match=r"key 'words'.*expected Box, Discrete.*env\.wrappers"):
         encoder(spaces.Dict({"words": leaf}))

@@ -88,7 +88,7 @@ def some_gradient(net, output_size):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @sweep("nonlinearity", ACTIVATIONS)
-def test_members_are_networks_of_linear_layers(shape, nonlinearity):
+def test_ensemble_members_match_linear_layers(shape, nonlinearity):
     """Outputs and all gradients match separate networks."""
     net = build(shape, nonlinearity)
     x = torch.randn(N, INPUTS)
@@ -105,7 +105,7 @@ def test_members_are_networks_of_linear_layers(shape, nonlinearity):
     assert torch.equal(x, leaf)
 
 
-def test_pytorchs_initialisation_is_that_of_linear_layers():
+def test_ensemble_default_initialization_matches_linear():
     """Weights and biases are uniform within 1/sqrt(inputs) and differ between members."""
     net = EnsembleMLP(4, 100, [400], "relu", 25)
     twin = nn.Linear(100, 400), nn.Linear(400, 25)
@@ -121,7 +121,7 @@ def test_pytorchs_initialisation_is_that_of_linear_layers():
 
 
 @pytest.mark.parametrize("shape", ["one net", "two critics", "five", "no hidden layer"])
-def test_orthogonal_initialisation(shape):
+def test_ensemble_orthogonal_initialization_has_gain_sqrt_2(shape):
     """Weights are orthogonal with gain sqrt(2), gain 1 in the output layer; biases are 0."""
     net = build(shape, orthogonal=True)
     layers = layers_of(net)

@@ -120,7 +120,7 @@ CASES += [(kind, "critics") for kind in ("vector", "image", "dict", "masked", "r
         are_rows=True,
     ),
 )
-def test_what_is_exported_is_the_same_function(kind, part, way):
+def test_exported_network_matches_on_other_inputs(kind, part, way):
     """The exported function matches the network on other inputs than the recorded ones."""
     torch.manual_seed(0)
     module, draw = make_case(kind, part)
@@ -143,7 +143,7 @@ def loaded(model):
 @pytest.mark.parametrize(("kind", "part"), CASES)
 @sweep("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)), loaded])
 @torch.no_grad()
-def test_copies(kind, part, copied):
+def test_copied_networks_are_identical_and_independent(kind, part, copied):
     """Copies give bit-for-bit identical results and have separate weights."""
     module, draw = make_case(kind, part)
     twin, args = Method(copied(module.model), module.function), draw()
@@ -159,7 +159,7 @@ def test_copies(kind, part, copied):
     ("kind", "part"),
     [(kind, "heads") for kind in ("vector", "image", "dict", "masked")] + [("dict", "critics")],
 )
-def test_vmap_is_a_loop(kind, part):
+def test_vmap_equals_a_loop(kind, part):
     """`vmap` over observations matches a loop."""
     torch.manual_seed(0)
     module, draw = make_case(kind, part)
@@ -172,7 +172,7 @@ def test_vmap_is_a_loop(kind, part):
 
 
 @torch.no_grad()
-def test_a_dynamic_batch_can_be_exported():
+def test_networks_export_with_a_dynamic_batch():
     """The batch may exceed the number of images that a CPU computes at once."""
     model = build_actor_critic(settings_of("image"), IMAGE, ACTIONS, seed=1)
     batch = torch.export.Dim("batch", min=2, max=1000)

@@ -104,7 +104,7 @@ def features_of(x):
         *((size, None) for size in ((7, 7), (12, 9), (21, 36))),
     ],
 )
-def test_features_are_those_of_the_papers(size, strides):
+def test_image_features_match_the_papers(size, strides):
     """Nature networks (with strides for small images) and IMPALA networks match the references."""
     space = space_of(4, *size)
     encoder = encoder_of(space, "nature" if strides else "impala")
@@ -131,7 +131,7 @@ def test_features_are_those_of_the_papers(size, strides):
         ),
     ],
 )
-def test_architectures(kind, shape, output_size, filters):
+def test_image_encoders_have_the_filters_of_the_papers(kind, shape, output_size, filters):
     """Filter shapes and output sizes match the papers."""
     encoder = ImageEncoder(space_of(*shape), kind)
     assert [tuple(layer.weight.shape) for layer in convolutions(encoder)] == filters
@@ -139,7 +139,7 @@ def test_architectures(kind, shape, output_size, filters):
 
 
 @sweep("side", range(7, 43))
-def test_every_size_leaves_something(side):
+def test_images_of_every_size_have_output_positions(side):
     """Images of at least 7 pixels have between 1 and 49 output positions."""
     for shape in ((3, side, side), (side, 7), (7, side, 2)):
         encoder = ImageEncoder(space_of(*shape), "nature", orthogonal=False)
@@ -148,7 +148,7 @@ def test_every_size_leaves_something(side):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_layouts_of_the_same_picture(kind):
+def test_channel_orders_give_equal_features(kind):
     """Equal pixels give equal features for any channel order and frame stacking."""
     colours, grey = bytes_for(space_of(6, 40, 48), 3), bytes_for(space_of(40, 48), 3)
     stacked = colours.view(3, 2, 3, 40, 48)
@@ -186,7 +186,7 @@ def test_pixels_are_scaled_by_the_bound_of_the_space():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_observations(kind):
+def test_empty_image_batches_have_zero_gradients(kind):
     """Empty batches give empty features and zero gradients."""
     space = space_of(3, 9, 8)
     encoder = encoder_of(space, kind)
@@ -198,7 +198,7 @@ def test_no_observations(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_chunks_are_the_whole(kind, monkeypatch):
+def test_image_chunks_equal_a_single_chunk(kind, monkeypatch):
     """Features and gradients of images computed in chunks match a single chunk."""
     space = space_of(9, 8, 3)
     encoder = encoder_of(space, kind).double()
@@ -227,7 +227,7 @@ def test_orthogonal_weights(kind, gain):
         assert not layer.bias.any()
 
 
-def test_the_default_initialisation_of_pytorch_is_an_option():
+def test_default_initialization_of_pytorch_is_optional():
     """Without `orthogonal_init`, weights and biases are those of nn.Conv2d."""
     torch.manual_seed(3)
     encoder = ImageEncoder(space_of(4, 84, 84), "nature", orthogonal=False)

@@ -80,7 +80,7 @@ def test_illegal_actions_are_never_sampled(scale):
         (spaces.MultiDiscrete([2, 4, 3]), {0: [1], 2: [0, 3], 6: [0, 1, 2]}),
     ],
 )
-def test_equals_the_distribution_over_the_legal_actions(space, legal):
+def test_masked_distribution_equals_legal_distribution(space, legal):
     """log_prob, entropy, KL and mode match distributions over the legal actions only."""
     size = int(np.sum(getattr(space, "nvec", 6)))
     mask, p, q = torch.zeros(size), randn(7, size, scale=2), randn(7, size, seed=1)
@@ -123,7 +123,7 @@ def test_gradients(space):
 
 @pytest.mark.parametrize("batch", [(), (4,), (2, 3), (0,)])
 @pytest.mark.parametrize("shape", [(6,), (2, 3)])
-def test_leading_dimensions_are_free(batch, shape):
+def test_masks_accept_any_leading_dimensions(batch, shape):
     """Masks of any shape and batch replace the same entries."""
     _, masking = build(bits(shape), spaces.MultiDiscrete([3, 3]))
     flat = torch.as_tensor(random_masks(int(np.prod(batch)), [3, 3])).reshape(*batch, 6)
@@ -135,7 +135,7 @@ def test_leading_dimensions_are_free(batch, shape):
     assert masked.isfinite().all()
 
 
-def test_numbers_other_than_zero_are_legal():
+def test_nonzero_mask_values_are_legal():
     """In a float mask, all values other than 0 are legal."""
     _, masking = build(spaces.Box(0, 1, (3,)), spaces.Discrete(3))
     masked = masking.apply(torch.zeros(3), observed(torch.tensor([0.0, 0.2, 1.0])))
@@ -145,7 +145,7 @@ def test_numbers_other_than_zero_are_legal():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_finite(dtype):
+def test_illegal_logits_are_finite_in_half_precision(dtype):
     """The logit of illegal actions is finite in the dtype of the parameters."""
     family, masking = build(bits(3), spaces.Discrete(3))
     masked = masking.apply(torch.tensor([1.0, 2.0, 3.0]).to(dtype), observed([1, 0, 1]))
@@ -154,7 +154,7 @@ def test_half_precision_is_finite(dtype):
     assert family.entropy(masked).isfinite()
 
 
-def test_joint_with_masks_of_some_parts():
+def test_joint_component_masks_change_their_components_only():
     """Only the logits of masked components change."""
     mask = spaces.Dict({"wheel": bits(2), "arm": spaces.Tuple([bits(3)])})
     family, masking = build(mask, NESTED)
@@ -167,7 +167,7 @@ def test_joint_with_masks_of_some_parts():
     assert [row.nonzero().flatten().tolist() for row in changed] == [[0, 12], [0, 2]]
 
 
-def test_joint_with_one_mask():
+def test_joint_mask_is_split_by_component():
     """One mask over all components is split in their order, without continuous components."""
     family, masking = build(bits(11), NESTED)
     keys = MultiCategorical(spaces.MultiDiscrete([2, 4]))
@@ -199,7 +199,7 @@ def test_joint_with_one_mask():
         (spaces.Dict({"a": spaces.Discrete(3)}), bits(3), "model.distributions.a"),
     ],
 )
-def test_other_families_are_refused(action, mask, key):
+def test_masks_of_other_distributions_raise(action, mask, key):
     """Masks require a categorical distribution; the error contains the setting."""
     override = {"_target_": f"{__name__}.own_family"}
     with pytest.raises(ConfigError, match="'action_mask' masks the actions of this") as caught:
@@ -220,7 +220,7 @@ class Sticky(Categorical):
         self.param_size += 1
 
 
-def test_families_with_other_params_are_refused():
+def test_masks_require_one_logit_per_action():
     """Masks require exactly one logit per action."""
     with pytest.raises(ConfigError, match="Discrete = 'Sticky'"):
         build(bits(3), spaces.Discrete(3), {"Discrete": {"_target_": f"{__name__}.Sticky"}})

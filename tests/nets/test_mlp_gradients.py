@@ -46,7 +46,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_outputs_and_gradients_are_those_of_autograd(name):
+def test_analytic_mlp_gradients_match_autograd(name):
     """Gradients accumulate, and frozen parameters get none."""
     net, obs = copy.deepcopy(CASES[name])
     net = net.double()
@@ -73,7 +73,7 @@ def test_outputs_and_gradients_are_those_of_autograd(name):
 
 
 @pytest.mark.parametrize(("units", "rows"), [(8, 7), (4096, 150)])
-def test_gradients_of_inputs(units, rows):
+def test_analytic_input_gradients_match_autograd(units, rows):
     """Input gradients are optional; they match autograd, also for batches larger than the cache."""
     net, x = MLP(5, [units], "tanh", output_size=3), torch.randn(rows, 5, requires_grad=True)
     weights = torch.randn(rows, 3)
@@ -81,7 +81,7 @@ def test_gradients_of_inputs(units, rows):
     torch.testing.assert_close(forward_and_backward(net, x.detach())[1](weights, True), expected)
 
 
-def test_other_networks_have_none():
+def test_custom_networks_have_no_analytic_gradients():
     """Subclasses, changed layers and encoders with weights use autograd."""
 
     class Doubled(MLP):

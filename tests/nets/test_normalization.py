@@ -66,7 +66,7 @@ def slow_normalized(x, seen, clip):
 
 
 @pytest.mark.parametrize("clip", [0.0, 1.0, 10.0])
-def test_follows_the_definition(clip):
+def test_normalizer_follows_its_definition(clip):
     """Vectors, scalars and byte vectors are normalized; other leaves are unchanged."""
     normalizer, batches = make_normalizer(clip=clip), [observations(n, n) for n in (5, 1, 8)]
     for batch in batches:
@@ -91,7 +91,7 @@ def test_follows_the_definition(clip):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
 @pytest.mark.parametrize("leading", [(), (7,), (2, 7)])
-def test_a_lone_observation(leading, dtype):
+def test_normalizer_accepts_a_single_observation(leading, dtype):
     """A Box without a key can have any leading dimensions and dtype."""
     normalizer = make_normalizer(LONE)
     seen = torch.tensor([[0.0, 10.0, -4.0], [2.0, 30.0, 4.0]])
@@ -103,7 +103,7 @@ def test_a_lone_observation(leading, dtype):
     assert normalizer.keys == [""]
 
 
-def test_before_the_first_update_nothing_changes():
+def test_normalizer_without_statistics_is_the_identity():
     """Values are not even clipped, but they have the same dtype as later."""
     normalizer, obs = make_normalizer(clip=1.0), observations(3)
     for _ in range(2):
@@ -116,7 +116,7 @@ def test_before_the_first_update_nothing_changes():
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, -7.0, 1e6])
-def test_constant_entries(value):
+def test_normalized_constant_entries_are_zero(value):
     """Constant entries become 0, and tiny differences are not amplified, also without clipping."""
     normalizer = make_normalizer(LONE, clip=0.0)
     seen = torch.randn(50, 3)
@@ -131,7 +131,7 @@ def test_constant_entries(value):
 
 
 @pytest.mark.parametrize("mean", [1e4, 1e6, -1e6])
-def test_small_deviations_around_a_large_mean(mean):
+def test_small_spread_around_a_large_mean_is_accurate(mean):
     """Float32 values are normalized as in float64, also if float32 would round their mean."""
     normalizer = make_normalizer(LONE)
     seen = mean + 1.5 * torch.randn(4000, 3)
@@ -147,7 +147,7 @@ def test_small_deviations_around_a_large_mean(mean):
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint32])
 @pytest.mark.parametrize("spread", [1, 50])
-def test_integers_beyond_float32(dtype, spread):
+def test_large_integers_keep_their_differences(dtype, spread):
     """Differences of large integers that float32 cannot represent are preserved."""
     space = spaces.Box(0, 2**31 - 1, (2,), dtype)
     normalizer = make_normalizer(space).half().float()
@@ -160,7 +160,7 @@ def test_integers_beyond_float32(dtype, spread):
     torch.testing.assert_close(normalizer(seen), expected.float(), rtol=1e-5, atol=1e-5)
 
 
-def test_state_through_a_file():
+def test_normalizer_state_round_trips():
     """A loaded state gives the same results in a new or used normalizer.
 
     The state includes `frozen`, which disables updates.
@@ -185,7 +185,7 @@ def test_state_through_a_file():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_statistics_keep_their_precision(dtype):
+def test_converted_normalizer_keeps_its_statistics(dtype):
     """A converted module computes in its new dtype from unchanged statistics."""
     normalizer = make_normalizer(LONE)
     normalizer.update(torch.randn(50, 3, dtype=torch.float64) + 1e3)
@@ -197,7 +197,7 @@ def test_statistics_keep_their_precision(dtype):
     assert normalizer.var.dtype == torch.float64
 
 
-def test_gradients_of_observations():
+def test_normalizer_passes_gradients_of_observations():
     """Gradients flow through observations but never through statistics."""
     normalizer = make_normalizer(LONE)
     obs = torch.tensor([[0.0, 5.0, 1e3]], requires_grad=True)
@@ -208,7 +208,7 @@ def test_gradients_of_observations():
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
-def test_observations_that_are_not_finite(value):
+def test_non_finite_observations_raise_without_update(value):
     """The error contains key and entry, and no statistics change."""
     normalizer, obs = make_normalizer(), observations(4)
     normalizer.update(obs)
@@ -226,7 +226,7 @@ def test_observations_that_are_not_finite(value):
             make_normalizer(space).update(torch.tensor(rows))
 
 
-def test_excluded_keys():
+def test_excluded_keys_are_not_normalized():
     """Excluded keys pass unchanged, including keys that are never normalized."""
     normalizer = make_normalizer(exclude=["level", "image"])
     assert normalizer.keys == ["robot/pos.x", "memory"]
@@ -236,7 +236,7 @@ def test_excluded_keys():
     assert normalizer.mean.shape == (10,)
 
 
-def test_unknown_excluded_keys():
+def test_unknown_excluded_keys_raise():
     """The error suggests a similar key."""
     with pytest.raises(ConfigError, match="did you mean 'memory'") as caught:
         make_normalizer(exclude=["memry"])
@@ -250,7 +250,7 @@ def test_unknown_excluded_keys():
 @pytest.mark.parametrize(
     "space", [spaces.Discrete(3), SPACE["image"], spaces.Box(-1, 1, (0,))], ids=str
 )
-def test_nothing_to_normalise(space):
+def test_normalizer_passes_other_observations(space):
     """A single observation of another kind passes unchanged."""
     normalizer = make_normalizer(space)
     obs = torch.zeros(5, *space.shape)

@@ -40,7 +40,7 @@ def build(model, role, node, space=BOX):
 
 
 @every_place
-def test_own_networks_are_used(model, role, output_size):
+def test_custom_networks_get_their_settings(model, role, output_size):
     """The networks have the given settings and are in evaluation mode."""
     built = build(model, role, own("OwnNet", width=3))
     nets = {
@@ -55,7 +55,7 @@ def test_own_networks_are_used(model, role, output_size):
 
 
 @every_place
-def test_networks_that_do_not_fit_are_refused(model, role, output_size):
+def test_invalid_custom_networks_raise(model, role, output_size):
     """The error contains the key and the problem, before training."""
     expected = rf"expected outputs of shape \[batch, {output_size}\] \(argument output_size\)"
     for node, message in (

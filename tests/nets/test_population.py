@@ -224,7 +224,7 @@ class Copies:
 
 @every_case
 @sweep("action", ["box", "dict"])
-def test_rows_are_the_policy_with_their_weights(case, action):
+def test_population_row_equals_policy_with_its_weights(case, action):
     """Each row matches the policy with its weights, and the policy is not modified."""
     model, space = model_of(case, "discrete" if CASES[case][1] == "masked" else action)
     state = {key: value.clone() for key, value in model.state_dict().items()}
@@ -239,7 +239,7 @@ def test_rows_are_the_policy_with_their_weights(case, action):
 
 
 @every_case
-def test_rows_do_not_depend_on_others(case):
+def test_population_rows_are_independent(case):
     """Results are bit-for-bit identical in any row, for any other rows and any population size."""
     model, space = model_of(case)
     copies = Copies(model, space)
@@ -261,7 +261,7 @@ def test_rows_do_not_depend_on_others(case):
 
 @pytest.mark.parametrize("n", [4, 32])
 @pytest.mark.parametrize("case", ["box tanh", "own", "gru of 33", "two layers", "remembering rule"])
-def test_pausing(case, n):
+def test_paused_rows_keep_weights_and_hidden_state(case, n):
     """Copies keep weights and hidden state while other rows are computed."""
     model, space = model_of(case)
     copies = Copies(model, space, n + 2)
@@ -283,7 +283,7 @@ def test_pausing(case, n):
 
 @pytest.mark.parametrize("n", [31, 32, 33, 64])
 @pytest.mark.parametrize("case", ["box tanh", "dict"])
-def test_rows_act_on_their_observations_as_others_end(case, n):
+def test_population_rows_are_unaffected_by_ended_rows(case, n):
     """The remaining rows are unaffected when rows end in any order and begin again."""
     model, space = model_of(case)
     copies = Copies(model, space, n)
@@ -303,7 +303,7 @@ def test_rows_act_on_their_observations_as_others_end(case, n):
 @pytest.mark.parametrize(
     "case", ["lstm of 33", "gru of 1", "remembering rule", "normalised memory"]
 )
-def test_memories(case):
+def test_hidden_states_of_population_rows_are_separate(case):
     """Hidden states of copies are separate, and zero initially and after `forget`."""
     model, space = model_of(case)
     copies = Copies(model, space)
@@ -327,7 +327,7 @@ def test_memories(case):
 
 
 @sweep("case", CASES)
-def test_weights_are_the_parameters_in_their_order(case):
+def test_population_weights_follow_the_parameter_order(case):
     """Weights are the trainable parameters, each flattened once, in order."""
     model, _ = model_of(case, "discrete")
     population = build_population(model, 3)
@@ -346,7 +346,7 @@ def test_weights_are_the_parameters_in_their_order(case):
 
 @pytest.mark.parametrize("case", ["box tanh", "trunk", "dict", "own", "gru of 33", "rule"])
 @sweep("frozen", ["first", "last", "every second"])
-def test_frozen_parameters(case, frozen):
+def test_population_excludes_frozen_parameters(case, frozen):
     """Frozen parameters are excluded and follow the model."""
     model, space = model_of(case, "discrete" if case == "trunk" else "box")
     params = trained(model)
@@ -363,7 +363,7 @@ def test_frozen_parameters(case, frozen):
         copies.check(copies.play(population, range(6)))
 
 
-def test_weights_that_are_not_finite():
+def test_non_finite_weights_affect_their_row_only():
     """Non-finite weights give NaN for their copy without a warning and do not affect others."""
     model, space = model_of("box tanh")
     copies = Copies(model, space)
@@ -376,7 +376,7 @@ def test_weights_that_are_not_finite():
 
 @pytest.mark.parametrize("case", [case for case in CASES if "normalised" in case])
 @pytest.mark.parametrize("has_statistics", [False, True])
-def test_statistics_are_those_of_the_model(case, has_statistics):
+def test_population_uses_statistics_of_the_model(case, has_statistics):
     """Copies use the model's statistics, including later updates and loaded states."""
     model, space = model_of(case, has_statistics=has_statistics)
     copies = Copies(model, space)
@@ -395,7 +395,7 @@ def test_statistics_are_those_of_the_model(case, has_statistics):
 
 
 @pytest.mark.parametrize("case", ["own", "rule"])
-def test_buffers_are_those_of_the_model(case):
+def test_population_buffers_follow_the_model(case):
     """Buffers are not perturbed and follow the model."""
     model, space = model_of(case)
     copies = Copies(model, space)
@@ -416,7 +416,7 @@ def test_buffers_are_those_of_the_model(case):
 # -- which is which ------------------------------------------------------------------------------
 
 
-def test_own_kinds_of_networks_are_not_taken_for_templates():
+def test_custom_networks_are_computed_row_by_row():
     """Subclasses of template networks are computed row by row."""
     model, _ = model_of("box tanh")
     assert type(build_population(model, 1)) is BatchedPopulation
@@ -433,7 +433,7 @@ def test_own_kinds_of_networks_are_not_taken_for_templates():
 
 @pytest.mark.parametrize("case", FAMILIES)
 @sweep("scale", [0.3, 3.0])
-def test_actions_of_a_row_do_not_depend_on_others(case, scale):
+def test_population_actions_are_independent_of_other_rows(case, scale):
     """Modes and samples are bit-for-bit identical in any row of complete blocks."""
     family, _ = build_family(case)
     generator = torch.Generator().manual_seed(0)

@@ -88,7 +88,7 @@ def slow_step(cell, weights, x, state):
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_step_follows_the_equations(cell):
+def test_recurrent_step_matches_the_papers(cell):
     """Features and new states match the papers; a state is h (and c) of each layer."""
     memory = make_memory(cell)
     x, state, _, _ = make_data(memory)
@@ -109,7 +109,7 @@ def test_step_follows_the_equations(cell):
 @pytest.mark.parametrize("pattern", list(RESETS))
 @pytest.mark.parametrize("cell", CELLS)
 @sweep("layers", [1, 2])
-def test_a_sequence_is_the_loop_of_steps(cell, layers, pattern):
+def test_recurrent_sequence_equals_a_loop_of_steps(cell, layers, pattern):
     """Features and gradients of inputs, states and parameters match in float64."""
     memory = make_memory(cell, layers)
     data = make_data(memory, pattern)
@@ -120,7 +120,7 @@ def test_a_sequence_is_the_loop_of_steps(cell, layers, pattern):
 
 @pytest.mark.parametrize("pattern", list(RESETS))
 @pytest.mark.parametrize("cell", CELLS)
-def test_the_fused_way_is_the_loop_of_steps(cell, pattern):
+def test_fused_recurrent_layers_equal_a_loop_of_steps(cell, pattern):
     """Fused layers, which other devices also use for GRUs, reset the state."""
     memory = make_memory(cell)
 
@@ -140,7 +140,7 @@ def test_the_fused_way_is_the_loop_of_steps(cell, pattern):
 
 @pytest.mark.parametrize("pattern", ["none", "many"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_single_precision(cell, pattern):
+def test_float32_recurrence_matches_float64(cell, pattern):
     """Results in float32 match float64 for sizes used in training."""
     memory = make_memory(cell, size=32, inputs=16)
     data = make_data(memory, pattern, length=40, n=4)
@@ -155,7 +155,7 @@ def test_single_precision(cell, pattern):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("cell", CELLS)
-def test_nothing_crosses_a_reset(cell, dtype):
+def test_resets_separate_values_and_gradients(cell, dtype):
     """Rows after a reset do not depend on earlier rows and send them no gradient."""
     memory = make_memory(cell, dtype=dtype)
     x, state, resets, d_features = make_data(memory, "none")
@@ -197,7 +197,7 @@ def test_weights_are_exchanged_with_torch(cell):
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_initial_weights(cell):
+def test_recurrent_weights_are_orthogonal_or_default(cell):
     """Weights are orthogonal with gain 1 and biases 0, or PyTorch's defaults."""
     config = RecurrentConfig(cell=cell, size=H, layers=2)
     for name, param in RecurrentNetwork(F, config, orthogonal=True).layers.named_parameters():

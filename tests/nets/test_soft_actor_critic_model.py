@@ -101,7 +101,7 @@ def shift(module, by=1.0):
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_states_go_from_model_to_model(name):
+def test_loaded_soft_actor_critic_is_identical(name):
     """A loaded state gives identical results, including target networks."""
     first, second = build(name, seed=1), build(name, seed=2)
     twin = copy.deepcopy(second)
@@ -124,7 +124,7 @@ def test_states_go_from_model_to_model(name):
     [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
     ids=["deepcopy", "pickle"],
 )
-def test_copies_move_their_own_targets(copied, critic):
+def test_copied_models_have_independent_targets(copied, critic):
     """Targets of a copy, including buffers, are independent of the original."""
     model = build(critic=critic and own(critic))
     twin = copied(model)
@@ -148,7 +148,7 @@ def test_copies_move_their_own_targets(copied, critic):
 
 
 @pytest.mark.parametrize("critic", [None, "OwnCritic"])
-def test_targets_are_never_trained(critic):
+def test_target_networks_are_never_trained(critic):
     """Targets require no gradient and are always in evaluation mode."""
     model = build(critic=critic and own(critic))
     assert not any(p.requires_grad for p in model.target_critics.parameters())
@@ -169,7 +169,7 @@ def test_targets_are_never_trained(critic):
         assert not torch.equal(model.critics.members[0].norm.running_mean, first)
 
 
-def test_targets_of_critics_in_training_mode_are_evaluated():
+def test_target_networks_stay_in_evaluation_mode():
     """Targets are in evaluation mode, also in a model built from components."""
     built = build(critic=own("OwnCritic"))
     critics = CustomCritics([OwnCritic(BOX, 2, 1)]).train()
@@ -180,7 +180,7 @@ def test_targets_of_critics_in_training_mode_are_evaluated():
 
 @pytest.mark.parametrize("tau", [0.0, 0.005, 0.3, 0.7, 1.0])
 @pytest.mark.parametrize("name", ["box", "parts", "image"])
-def test_targets_follow_the_critics(name, tau):
+def test_soft_update_moves_targets_by_tau(name, tau):
     """θ' <- (1 - τ) θ' + τ θ in float64, twice; τ = 1 copies the critics."""
     model = build(name).double()
     shift(model.target_critics, 0.5)
@@ -199,7 +199,7 @@ def test_targets_follow_the_critics(name, tau):
 
 
 @pytest.mark.parametrize("converted", [False, True])
-def test_buffers_of_targets_are_copied(converted):
+def test_target_buffers_are_copied(converted):
     """Buffers are copied completely, also if the model was converted or replaced its buffers."""
     model = build(critic=own("OwnCritic"))
     if converted:
@@ -247,7 +247,7 @@ def test_defaults():
 
 @pytest.mark.parametrize("num_critics", [1, 2, 5])
 @pytest.mark.parametrize("critic", [None, "OwnCritic"])
-def test_any_number_of_critics(num_critics, critic):
+def test_any_number_of_critics_has_targets(num_critics, critic):
     """Critics have different weights, and the targets contain all of them."""
     model = build(num_critics=num_critics, critic=critic and own(critic))
     assert isinstance(model.critics, CustomCritics if critic else TemplateCritics)

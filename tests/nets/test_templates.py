@@ -56,7 +56,9 @@ def gain_of(layer):
         (IMAGE, {"hidden_sizes": []}, [], "relu", False),
     ],
 )
-def test_settings_that_depend_on_the_space(space, settings, hidden_sizes, activation, shared_trunk):
+def test_model_settings_are_resolved_from_the_space(
+    space, settings, hidden_sizes, activation, shared_trunk
+):
     """Unset values are resolved from the space; resolving again changes nothing."""
     config = ModelConfig(branch_size=7, **settings)
     resolved = resolve(config, space)
@@ -70,7 +72,7 @@ def test_settings_that_depend_on_the_space(space, settings, hidden_sizes, activa
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("space", [BOX, DICT], ids=["box", "dict"])
-def test_orthogonal_initialisation_has_the_gains_of_the_field(space, shared):
+def test_orthogonal_initialization_uses_the_usual_gains(space, shared):
     """Gains: sqrt(2) for hidden layers and branches, 0.01 for the policy, 1 for the critic."""
     config = ModelConfig(hidden_sizes=[16, 8], shared_trunk=shared)
     model = build_actor_critic(config, space, spaces.Discrete(4), seed=3)
@@ -85,7 +87,7 @@ def test_orthogonal_initialisation_has_the_gains_of_the_field(space, shared):
     assert not any(layer.bias.any() for layer in linears(model))
 
 
-def test_the_default_initialisation_of_pytorch_is_an_option():
+def test_default_initialization_of_pytorch_is_optional():
     """Without `orthogonal_init`, weights and biases are those of nn.Linear."""
     config = ModelConfig(hidden_sizes=[16, 8], orthogonal_init=False)
     model = build_actor_critic(config, BOX, spaces.Discrete(4), seed=3)
@@ -96,7 +98,7 @@ def test_the_default_initialisation_of_pytorch_is_an_option():
     assert all(layer.bias.any() for layer in linears(model))
 
 
-def test_no_hidden_layer_is_a_linear_model():
+def test_no_hidden_sizes_give_a_linear_model():
     """Without hidden sizes, the network is one linear layer."""
     net = TemplateNet(BOX, ModelConfig(), [], 3)
     assert len(linears(net)) == 1
@@ -108,7 +110,7 @@ def test_no_hidden_layer_is_a_linear_model():
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_template_is_the_composition_of_its_layers(name):
+def test_template_network_composes_its_layers(name):
     """Each hidden layer is followed by the activation; the output layer is not."""
     function = getattr(torch.nn.functional, name)
     net = TemplateNet(BOX, ModelConfig(activation=name), [8, 6], 3)
@@ -120,14 +122,14 @@ def test_template_is_the_composition_of_its_layers(name):
     assert net.output_size == 3
 
 
-def test_without_output_layer_the_last_hidden_layer_is_the_output():
+def test_trunk_ends_with_its_activation():
     """A trunk ends with its activation."""
     net = TemplateNet(BOX, ModelConfig(), [8, 6])
     assert net.output_size == 6
     assert bool((net(100 * torch.randn(50, 5)).abs() <= 1.0).all())
 
 
-def test_seeds_give_weights_and_leave_the_global_generator_alone():
+def test_model_seed_does_not_use_the_global_generator():
     """The same seed gives the same weights, and the global generator is not used."""
     models = []
     for i, seed in enumerate((1, 1, 2)):
@@ -163,7 +165,7 @@ def test_seeds_give_weights_and_leave_the_global_generator_alone():
         ),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(settings, message):
+def test_invalid_model_settings_raise(settings, message):
     """ModelConfig raises an error that names the setting."""
     with pytest.raises(ConfigError, match=message):
         ModelConfig(**settings)
@@ -183,7 +185,7 @@ def test_settings_that_do_not_fit_are_refused(settings, message):
     ids=str,
 )
 @pytest.mark.parametrize("shared", [False, True])
-def test_outputs_fit_the_distribution(action_space, params, free, shared):
+def test_network_outputs_match_the_distribution(action_space, params, free, shared):
     """The policy returns the distribution parameters, and the critic one value."""
     config = ModelConfig(hidden_sizes=[8], shared_trunk=shared)
     model = build_actor_critic(config, BOX, action_space, seed=0)
@@ -198,7 +200,7 @@ def test_outputs_fit_the_distribution(action_space, params, free, shared):
     assert not model.training
 
 
-def test_free_log_std_starts_where_it_is_told_and_is_the_same_in_every_state():
+def test_free_log_std_is_a_trainable_parameter():
     """The state-independent log std is a trainable parameter, appended to the output."""
     node = {"Box": {"name": "diagonal_gaussian", "initial_log_std": -0.5}}
     config = ModelConfig(hidden_sizes=[8], distributions=node)
@@ -212,7 +214,7 @@ def test_free_log_std_starts_where_it_is_told_and_is_the_same_in_every_state():
     assert "policy.free_params" in model.state_dict()
 
 
-def test_separate_networks_share_no_weight_and_a_trunk_is_shared():
+def test_trunk_shares_gradients_of_policy_and_critic():
     """Without a trunk, the critic loss has no gradient for the policy; with one, both share it."""
     for shared in (False, True):
         config = ModelConfig(hidden_sizes=[8], shared_trunk=shared)

@@ -38,7 +38,7 @@ def slow_two_hot_loss(logits, targets, low, high):
     return total / len(targets)
 
 
-def test_a_scalar_is_its_own_value():
+def test_scalar_value_head_returns_the_output():
     """Without transform and support, the raw output is the value, and targets are returns."""
     head = ValueHead()
     assert head.output_size == 1
@@ -48,7 +48,7 @@ def test_a_scalar_is_its_own_value():
 
 @pytest.mark.parametrize("transform", [None, TRANSFORM])
 @pytest.mark.parametrize("clip_range", [0.0, 0.7])
-def test_scalar_loss_is_the_mean_squared_error(transform, clip_range):
+def test_scalar_value_loss_is_the_mean_squared_error(transform, clip_range):
     """The loss compares raw outputs with transformed returns, clipped around old raw values."""
     head = ValueHead(transform)
     h = slow_transform if transform else float
@@ -74,7 +74,7 @@ def test_values_are_in_units_of_returns():
 
 
 @pytest.mark.parametrize("transform", [None, TRANSFORM])
-def test_a_support_is_a_categorical_critic(transform):
+def test_value_support_makes_a_categorical_critic(transform):
     """Values are expectations over integers, and targets are split between two integers."""
     low, high = -3, 4
     head = ValueHead(transform, (low, high))
@@ -93,13 +93,13 @@ def test_a_support_is_a_categorical_critic(transform):
         assert (slow_transform(value) if transform else value) == pytest.approx(mean, rel=1e-9)
 
 
-def test_any_leading_dimensions():
+def test_leading_dimensions_are_kept():
     """Values have the shape of the rollout."""
     assert ValueHead(TRANSFORM).values(torch.zeros(4, 3, 1)).shape == (4, 3)
     assert ValueHead(None, (-1, 1)).values(torch.zeros(4, 3, 3)).shape == (4, 3)
 
 
-def test_from_config_builds_what_is_named():
+def test_value_head_is_built_from_config():
     """Transform and support are read from the configuration."""
     node = {"_target_": "maze_train.ReduceScaleValueTransform", "epsilon": 0.5}
     head = ValueHead.from_config(ModelConfig(value_transform=node, value_support=[-2, 2]))
@@ -108,7 +108,7 @@ def test_from_config_builds_what_is_named():
     assert ValueHead.from_config(ModelConfig()).transform is None
 
 
-def test_a_wrong_transform_is_named():
+def test_unknown_value_transform_raises():
     """An unknown transform raises an error with its key."""
     config = ModelConfig(value_transform={"_target_": "maze_train.ReduceScaleValueTransfrom"})
     with pytest.raises(ConfigError, match=r"model.value_transform._target_ = .*did you mean"):
@@ -165,14 +165,14 @@ class Summed(Cubed):
         (Summed, "transform_value_inv must return a tensor of the same shape"),
     ],
 )
-def test_a_transform_is_tried_before_it_is_used(cls, message):
+def test_invalid_value_transforms_raise_with_an_example(cls, message):
     """A transform that is not increasing or has a wrong inverse raises an error with an example."""
     config = ModelConfig(value_transform={"_target_": f"{__name__}.{cls.__name__}"})
     with pytest.raises(ConfigError, match=f"^model.value_transform: .*{message}"):
         ValueHead.from_config(config)
 
 
-def test_a_transform_needs_no_base_class():
+def test_custom_value_transform_requires_two_methods_only():
     """A transform only requires two methods."""
     config = ModelConfig(value_transform={"_target_": f"{__name__}.Cubed"})
     assert isinstance(ValueHead.from_config(config).transform, Cubed)

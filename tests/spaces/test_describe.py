@@ -80,7 +80,7 @@ def test_values_round_trip():
     ],
     ids=lambda leaf: type(leaf).__name__,
 )
-def test_other_spaces_are_refused(leaf):
+def test_unsupported_spaces_raise(leaf):
     """The error contains the key, the type of the space and a remedy."""
     space = spaces.Dict({"robot": spaces.Tuple((BOX, leaf))})
     name = type(leaf).__name__
@@ -90,7 +90,7 @@ def test_other_spaces_are_refused(leaf):
         flat_space(leaf)
 
 
-def test_ambiguous_and_empty_spaces_are_refused():
+def test_ambiguous_and_empty_spaces_raise():
     """Duplicate flat keys, no leaves and empty keys raise SpaceError."""
     for parts, words in [
         ({"a/b": BOX, "a": spaces.Dict({"b": BOX})}, "flattened key 'a/b'"),
@@ -169,18 +169,18 @@ def test_images(shape, layout):
     ],
     ids=str,
 )
-def test_vectors_and_tables_are_no_images(space):
+def test_arrays_that_are_not_byte_images_are_vectors(space):
     """Arrays that are not byte images are read as vectors."""
     assert not is_image(space)
     assert not holds_images(space)
 
 
-def test_bounds_of_pictures_with_channels_do_not_matter():
+def test_image_bounds_with_channels_are_ignored():
     """Binary planes with channels are images."""
     assert is_image(of_bytes(10, 10, 4, high=1))
 
 
-def test_a_dict_holds_an_image_if_one_of_its_leaves_is_one():
+def test_dict_with_an_image_leaf_has_an_image():
     """A single image leaf is sufficient."""
     vector = spaces.Box(-1, 1, (3,))
     assert holds_images(spaces.Dict({"a": vector, "camera/0": of_bytes(64, 64, 3)}))
@@ -252,14 +252,14 @@ LOWER = np.array([-1.0, -2.0, -1.0], np.float32)
         ),
     ],
 )
-def test_what_differs(case: tuple[Any, Any, str, str]) -> None:
+def test_space_difference_names_type_shape_dtype_or_bounds(case: tuple[Any, Any, str, str]) -> None:
     """The difference is type, shape or dtype; otherwise bounds or choices."""
     one, other, *texts = case
     assert one != other
     assert space_difference(one, other) == tuple(texts)
 
 
-def test_an_error_names_the_setting_and_the_kind_of_space() -> None:
+def test_space_error_names_setting_and_space() -> None:
     """The error contains the setting and the first kind of space that differs."""
     pair = (VECTOR, spaces.Discrete(2))
     problem = "it has the {kind} space {found}, the environment has {wanted}"

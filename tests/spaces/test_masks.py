@@ -40,7 +40,7 @@ def row(**leaves):
 @pytest.mark.parametrize(
     "space", [BOARD, spaces.Dict({"board": BOARD, "robot": spaces.Dict({MASK_KEY: bits(3)})})]
 )
-def test_no_mask(space):
+def test_space_without_mask_has_no_layout(space):
     """Without a mask key at the top level there is no layout."""
     keys = ["action_mask", "action_mask/x/0", "action_masks", "robot/action_mask", "", "mask"]
     assert [is_mask_key(key) for key in keys] == [True, True, False, False, False, False]
@@ -58,14 +58,14 @@ def test_no_mask(space):
         (bits(10), spaces.MultiDiscrete([[3, 1], [4, 2]]), (3, 1, 4, 2)),
     ],
 )
-def test_lone_actions(mask, action, sizes):
+def test_single_actions_have_one_mask(mask, action, sizes):
     """A mask is one array, flat or, for choices of equal size, a table."""
     layout = mask_layout(observed(mask), action)
     assert layout.parts == (MaskedPart("", MASK_KEY, 0, sizes),)
     assert layout.leaves == (MASK_KEY,)
 
 
-def test_masks_of_some_parts():
+def test_component_masks_have_their_keys():
     """Each mask has the key of its component, in the order of the actions."""
     mask = spaces.Dict({"wheel": bits(2), "arm": spaces.Tuple([bits(3)])})
     for space in (observed(mask), flat_space(observed(mask))):
@@ -85,7 +85,7 @@ BOXES = [spaces.Box(0, 1, (4,), dtype) for dtype in (np.int8, np.float32, np.boo
 
 
 @sweep("mask", [bits(4), *BOXES, spaces.MultiDiscrete([2, 2, 2, 2])])
-def test_types_of_masks(mask):
+def test_masks_accept_bits_values_and_pairs(mask):
     """Masks may be bits, values from 0 to 1 of any dtype, or pairs; nonzero values are legal."""
     layout = mask_layout(observed(mask), spaces.Discrete(4))
     values = np.zeros((2, 4), mask.dtype)
@@ -126,7 +126,7 @@ def test_types_of_masks(mask):
         (spaces.Discrete(2), spaces.Discrete(1), "expected MultiBinary"),
     ],
 )
-def test_masks_that_do_not_fit(mask, action, message):
+def test_invalid_masks_raise(mask, action, message):
     """The error contains the mask and what is expected."""
     with pytest.raises(SpaceError, match=message):
         mask_layout(observed(mask), action)
@@ -135,7 +135,7 @@ def test_masks_that_do_not_fit(mask, action, message):
         mask_layout(both, NESTED)
 
 
-def test_illegal_part_is_named():
+def test_illegal_component_is_named():
     """The message contains component, choice and position in the mask."""
     lone = mask_layout(observed(bits(3)), spaces.Discrete(3))
     assert pickle.loads(pickle.dumps(lone)) == lone
@@ -169,7 +169,7 @@ def test_tables_are_read_in_row_major_order():
     assert layout.first_illegal_row({MASK_KEY: batch}) == 2
 
 
-def test_rows_and_batches_agree():
+def test_vectorized_mask_check_matches_single_rows():
     """The vectorized check finds the first row that the single-row check finds."""
     rng = np.random.default_rng(0)
     mask = spaces.Dict({"wheel": bits(2), "keys": bits(6)})

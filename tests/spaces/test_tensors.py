@@ -62,7 +62,7 @@ def test_no_value_is_lost(name):
         (np.float64, np.inf, [1 + 1e-9, 0], [1.0, 0.0]),
     ],
 )
-def test_larger_numbers_are_rounded_not_wrapped(dtype, high, values, stored):
+def test_large_numbers_are_rounded_instead_of_wrapped(dtype, high, values, stored):
     """uint64 beyond int64 and float64 are rounded to float32."""
     tensor = as_tensors(spaces.Box(0, high, (2,), dtype), np.array(values, dtype))
     assert tensor.dtype is torch.float32
@@ -126,7 +126,7 @@ SAMPLED = [
 
 
 @pytest.mark.parametrize("space", SAMPLED, ids=str)
-def test_samples_are_observations_of_the_space(space):
+def test_sampled_observations_are_valid_and_reproducible(space):
     """Samples are finite, within bounds, of the stored dtype, and reproducible."""
     samples = sampled_for(space, 4)
     zeros = zeros_for(space, (4,))
