@@ -32,7 +32,7 @@ from maze_train.config.train_config import (
     RayRunnerConfig,
     TrainConfig,
 )
-from maze_train.core.conversion import CHANGES, dotted_name, key_of_field
+from maze_train.core.conversion import CHANGES, NO_SETTING, dotted_name, key_of_field
 from maze_train.core.events import EventInterface
 from maze_train.core.targets import TARGET, locate
 from maze_train.envs.config import EnvConfig
@@ -58,13 +58,18 @@ PUBLIC_MODULES = ("build", "config", "events", "learner", "trainer")
 """Modules of an algorithm whose classes are public."""
 
 
+def fields_of(cls: type) -> list[dataclasses.Field[Any]]:
+    """Return the fields of a dataclass that are settings."""
+    return [field for field in dataclasses.fields(cls) if field.metadata != NO_SETTING]
+
+
 def field_docs(cls: type) -> dict[str, str]:
     """Return the docstring of each field in one line; subclasses override base classes."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
             found.update(_docs_of_body(base))
-    return {f.name: found.get(f.name, "") for f in dataclasses.fields(cls)}
+    return {f.name: found.get(f.name, "") for f in fields_of(cls)}
 
 
 def render_yaml(cls: type) -> str:
@@ -99,7 +104,7 @@ def _yaml_lines(cls: type, indent: str, without: Collection[str] = ()) -> list[s
     """Yield the lines of all fields with comments; sections are indented."""
     docs = field_docs(cls)
     lines: list[str] = []
-    for field in dataclasses.fields(cls):
+    for field in fields_of(cls):
         if field.name in without:
             continue
         width = WIDTH - 2 - len(indent)
@@ -130,7 +135,7 @@ def _table_rows(cls: type, prefix: str, flat: bool = False) -> list[tuple[str, s
     """Yield key, type, default and docstring of each field; keys of nested sections are dotted."""
     docs = field_docs(cls)
     rows: list[tuple[str, str, str, str]] = []
-    for field in dataclasses.fields(cls):
+    for field in fields_of(cls):
         key, value = prefix + key_of_field(field.name), _default(field)
         if _is_section(value):
             rows += [] if flat else _table_rows(type(value), f"{key}.")
@@ -160,7 +165,7 @@ def generated_files() -> dict[Path, str]:
     options = {root / f"{option}.yaml": render_yaml(cls) for option, cls in classes.items()}
     choices = {option.partition("/")[0]: "default" for option in classes}
     choices |= {"algorithm": "null", "runner": "dev"}
-    names = [field.name for field in dataclasses.fields(TrainConfig)]
+    names = [*TrainConfig.hints()]
     sections = {name: choices[name] for name in names if name in choices}
     rollout = render_primary(RolloutConfig, {"env": "null", "runner": "dev"})
     comparison = render_primary(CompareConfig, {})
@@ -216,7 +221,7 @@ def render_changeable() -> str:
 
 def _changeable(cls: type, prefix: str) -> Iterator[tuple[str, str]]:
     """Yield key and mark of each field with a mark, also of sections."""
-    for field in dataclasses.fields(cls):
+    for field in fields_of(cls):
         key, value = prefix + key_of_field(field.name), _default(field)
         if CHANGES in field.metadata:
             yield key, field.metadata[CHANGES]

@@ -106,7 +106,7 @@ from maze_train.compat import unstack_numpy_list_dict as unstack_numpy_list_dict
 from maze_train.config.commands import CompareConfig as CompareConfig
 from maze_train.config.commands import ExportConfig as ExportConfig
 from maze_train.config.commands import PushConfig as PushConfig
-from maze_train.config.loading import load_config as load_config
+from maze_train.config.compose import load_config as load_config
 from maze_train.config.rollout_config import RolloutConfig as RolloutConfig
 from maze_train.config.rollout_config import load_rollout_config as load_rollout_config
 from maze_train.config.train_config import DevRunnerConfig as DevRunnerConfig

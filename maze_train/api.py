@@ -10,9 +10,10 @@ from gymnasium import Env
 
 from maze_train.collect.player import RolloutGenerator
 from maze_train.collect.recording import PlaySettings
-from maze_train.config.loading import load_config
+from maze_train.config.compose import load_config, load_settings
 from maze_train.config.rollout_config import load_rollout_config
 from maze_train.config.stored import PARTS_OF_ENV, read_settings
+from maze_train.config.train_config import TrainConfig
 from maze_train.core.checks import check_at_least
 from maze_train.core.hub import local_directory
 from maze_train.core.targets import TARGET, InlineObject
@@ -145,7 +146,7 @@ def make_env(
     """
     stored = read_settings(local_directory(run_dir), trust)
     stored.check(stored.values, (*PARTS_OF_ENV, "env.training_wrappers"))
-    factory = EnvFactory.from_any(load_config(stored.values).env, **kwargs)
+    factory = EnvFactory.from_any(load_settings(TrainConfig, stored.values).env, **kwargs)
     return (factory if training else factory.for_evaluation())()
 
 

@@ -99,19 +99,17 @@ def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
         program, *typed = os.environ.get("COMP_LINE", "").split(" ")
         folders = config_folders(typed)
         *typed, word = with_command(typed, config_names(folders)) or [""]
-        found = completions(" ".join([program, *typed, word]), config_names(folders))
+        found = completions(" ".join([program, *typed, word]), folders)
         if found is not None:
             say("\n".join(found))
             return DONE
         given = hydra_input.parsed(typed)
         config_name = given.config_name or config_name
-        line = " ".join([program, *hydra_input.normalise(given.overrides, groups), word])
+        line = " ".join([program, *hydra_input.normalise(given.overrides, folders), word])
     else:
         _check_spelling(options.overrides, config_names(folders))
         own_groups = {name for folder in folders for name in group_names(Path(folder))}
-        options.overrides = hydra_input.normalise(
-            options.overrides, groups, own_groups, options.multirun
-        )
+        options.overrides = hydra_input.normalise(options.overrides, folders, options.multirun)
         hydra_input.check_choices(options.overrides, [*groups, *own_groups])
     job = Job(arguments, debug)
     with extended_hydra(folders):

@@ -17,19 +17,28 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from maze_train.config.commands import CheckConfig, CompareConfig, ExportConfig, PushConfig
+from maze_train.config.compose import build_config, composed_by_hydra, load_settings
 from maze_train.config.hydra_input import (
     CONFIGURATION_ERRORS,
     ComposedJob,
     Task,
+    as_given,
+    given_values,
     key_of,
     message_of,
     settings_of,
     unsettable,
     varied_keys,
 )
-from maze_train.config.loading import load_config, load_settings
-from maze_train.config.options import CONFIGURATION_ERROR, DONE, FAILURE, PROGRAM
-from maze_train.config.rollout_config import RolloutConfig, load_rollout_config
+from maze_train.config.options import (
+    CONFIGURATION_ERROR,
+    DONE,
+    FAILURE,
+    PROGRAM,
+    config_folders,
+    options_below,
+)
+from maze_train.config.rollout_config import RolloutConfig, rollout_config
 from maze_train.config.search_config import SearchConfig, load_search_config, without_search
 from maze_train.config.sweeps import JobRecord, write_jobs
 from maze_train.config.train_config import AUTO, TrainConfig
@@ -145,7 +154,17 @@ class Job(Task):
         if rank_label() and (job.is_sweep or command is not COMMANDS["train"]):
             problem = "it starts the processes of one training run; run sweeps and other commands "
             raise ConfigError("torchrun", f"{problem}without torchrun")
-        return command.work(values, job.directory, job.overrides)
+        work = command.work(values, job.directory, job.overrides)
+        env = values.get("env")
+        if isinstance(env, Mapping) and values.get("resume") in (None, AUTO):
+            name, backend = env.get("id"), env.get("backend", "gymnasium")
+            if name is not None and backend in ("gymnasium", "native"):
+                from maze_train.envs.registered import check_registered
+
+                folders = map(Path, config_folders(self.argv))
+                own = [option for folder in folders for option in options_below(folder, "env")]
+                check_registered(str(name), own)
+        return work
 
     def message_of(self, error: BaseException) -> str:
         """Return the message for an error raised by `check`."""
@@ -246,7 +265,7 @@ def train(values: dict[str, Any], directory: str | None, given: Sequence[str]) -
     else:
         if values.get("run_dir") is None:
             values["run_dir"] = directory
-        config = load_config(values)
+        config = build_config(composed_by_hydra("train", values, given_values(given)))
     if config.resume is None and config.run_dir is not None and restarted_run() is None:
         RunDirectory(Path(config.run_dir)).check_is_free()
     return partial(_train, config, skips_finished=directory is not None and config.resume == AUTO)
@@ -280,11 +299,12 @@ def roll_out(values: dict[str, Any], directory: str | None, given: Sequence[str]
     """Play episodes with a policy, or with each policy that a pattern in `run` matches."""
     if values.get("output_dir") is None:
         values["output_dir"] = directory
+    values = composed_by_hydra("rollout", values, {}).values
     run = values.get("run")
     if not isinstance(run, str) or not glob.has_magic(run) or os.path.exists(expanded(run)):
-        return partial(_roll_out, load_rollout_config(values))
+        return partial(_roll_out, rollout_config(values))
     configs = {
-        name: load_rollout_config({**values, "run": path})
+        name: rollout_config({**values, "run": path})
         for name, path in matching_folders("run", run).items()
     }
     return partial(_roll_out_each, configs)
@@ -305,7 +325,7 @@ def _roll_out_each(configs: Mapping[str, RolloutConfig]) -> float:
 def search(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> Work:
     """Run the trials of a search and print the best trials."""
     config, settings = load_search_config(values)
-    return partial(_search, config, settings, without_search(given), directory)
+    return partial(_search, config, settings, without_search(as_given(given)), directory)
 
 
 def _search(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PACKAGE = "maze_train"
 TORCH_FREE = tuple(
     f"{PACKAGE}.{name}"
-    for name in ("config.loading", "spaces.columns", "spaces.describe", "spaces.masks")
+    for name in ("config.compose", "spaces.columns", "spaces.describe", "spaces.masks")
 )
 ROOT = Path(__file__).parents[1]
 
@@ -187,7 +187,7 @@ def test_find_cycle_returns_a_cycle() -> None:
     assert set(find_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}})) == {"b", "c"}
 
 
-HYDRA_MODULES = ("config.hydra_input", "config.plugins", "config.launchers")
+HYDRA_MODULES = ("config.compose", "config.hydra_input", "config.plugins", "config.launchers")
 
 
 def test_only_listed_modules_import_hydra() -> None:

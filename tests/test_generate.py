@@ -11,7 +11,7 @@ import yaml
 from docs.generate import generated_files, main, render_table
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.config.commands import CompareConfig, ExportConfig, PushConfig
-from maze_train.config.loading import load_config, load_settings
+from maze_train.config.compose import load_config, load_settings
 from maze_train.config.rollout_config import RolloutConfig, load_rollout_config
 from maze_train.config.search_config import SearchConfig, load_search_config
 from maze_train.config.train_config import TrainConfig
@@ -59,7 +59,7 @@ def test_generated_yaml_holds_the_defaults() -> None:
         elif path.stem == "train":
             assert defaults[-2:] == ["_self_", {"experiment": None}]
             choices = {key for choice in defaults[:-2] for key in choice}
-            assert {*choices, *content} == {f.name for f in fields(TrainConfig)}
+            assert {*choices, *content} == {*TrainConfig.hints()}
             chosen = {"algorithm": "ppo", "env": "CartPole-v1"}
             assert load_config({**content, **chosen}) == load_config(chosen)
         elif defaults is not None:

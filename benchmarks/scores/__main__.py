@@ -26,7 +26,7 @@ from benchmarks.scores.cells import DATASET, Cell, Settings, Table, read_table
 from benchmarks.scores.page import write_page
 from benchmarks.scores.rows import Rows, commit, measured
 from maze_train.api import run_rollout
-from maze_train.config.loading import load_config
+from maze_train.config.compose import load_config
 from maze_train.config.options import FAILURE
 from maze_train.config.sweeps import LOG_FILE, JobRecord, LocalJobs, ProcessJob, StartedJob
 from maze_train.config.train_config import AUTO

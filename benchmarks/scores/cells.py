@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import hydra
 import yaml
 
+from maze_train.config.compose import load_config
 from maze_train.config.hydra_input import normalise, resolved_values
-from maze_train.config.loading import load_config
-from maze_train.config.options import group_names
 from maze_train.config.plugins import extended_hydra
 from maze_train.core.conversion import config_to_dict
 from maze_train.core.targets import is_within
@@ -73,7 +72,7 @@ class Cell:
         argv = [f"experiment={self.preset}", *ALWAYS, *self.settings]
         if self.teacher:
             argv.append(f"{DATASET}={TAUGHT}")
-        overrides = normalise(argv, group_names())
+        overrides = normalise(argv)
         folder = "maze_train.conf"
         with extended_hydra(), hydra.initialize_config_module(folder, version_base="1.3"):
             return resolved_values(hydra.compose("train", overrides))

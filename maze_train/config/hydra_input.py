@@ -37,7 +37,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from maze_train.config.loading import unknown_option
+from maze_train.config.compose import ENV_OPTIONS, PRESETS, unknown_option
 from maze_train.config.options import (
     CONFIG_DIR,
     CONFIG_NAME,
@@ -47,6 +47,7 @@ from maze_train.config.options import (
     config_names,
     group_names,
     list_options,
+    options_below,
     shipped_root,
 )
 from maze_train.config.other_names import ours_for
@@ -59,7 +60,6 @@ from maze_train.core.errors import (
     did_you_mean,
     nearest,
 )
-from maze_train.core.targets import TARGET, target_name
 from maze_train.core.text import quoted
 
 WITH_VALUE = ("--config-path", "-cp", "--package", "-p", "--cfg", "-c")
@@ -131,43 +131,79 @@ def overrides_of(argv: Sequence[str]) -> list[str]:
 
 
 def normalise(
-    overrides: Iterable[str],
-    groups: Collection[str],
-    own_groups: Collection[str] = (),
-    is_sweep: bool = False,
+    overrides: Iterable[str], folders: Sequence[str] = (), is_sweep: bool = False
 ) -> list[str]:
     """Return overrides in Hydra's spelling.
 
     `+algorithm=ppo` becomes `algorithm=ppo`; `algorithm.lr=1` and `+algorithm.lr=1` become
-    `++algorithm.lr=1`. Paths are quoted if necessary. Deletions (`~key`), Hydra's settings, and
-    keys with a package (`env@eval_env`) or a path are not changed.
+    `++algorithm.lr=1`; `env=Taxi-v3` becomes `env=id ++env.id=Taxi-v3`. Paths are quoted if
+    necessary. Deletions (`~key`), Hydra's settings, and keys with a package (`env@eval_env`) or a
+    path are not changed.
 
     Args:
         overrides: Overrides as the user typed them.
-        groups: Groups of the shipped configuration; its defaults list names all groups.
-        own_groups: Additional groups in the user's folders; their overrides are not changed.
+        folders: The user's configuration folders; overrides of their groups are not changed.
         is_sweep: Whether commas separate the values of a sweep.
+
+    Raises:
+        ConfigError: If the values of `env` are ids as well as options.
     """
-    return [_normalise_override(word, groups, own_groups, is_sweep) for word in overrides]
+    groups = group_names()
+    own_groups = {name for folder in folders for name in group_names(Path(folder))} - {*groups}
+    given, words = list(overrides), list[str]()
+    has_preset = any(key_of(word) == PRESETS for word in given)
+    for word in given:
+        match = ASSIGNMENT.fullmatch(word)
+        if match is None:
+            words.append(word)
+            continue
+        key, value = match["key"], match["value"]
+        if PATHS.fullmatch(key):
+            value = as_path(value, is_sweep)
+        is_hydras = key == "hydra" or key.startswith(("hydra.", "hydra/"))
+        if key in groups and not value.startswith("{"):
+            words += _choice(key, value, folders, has_preset)
+        elif is_hydras or key in own_groups or "@" in key or "/" in key:
+            words.append(f"{match['plus']}{key}={value}")
+        else:
+            words.append(f"++{key}={value}")
+    return words
 
 
-def _normalise_override(
-    word: str, groups: Collection[str], own_groups: Collection[str], is_sweep: bool
-) -> str:
-    match = ASSIGNMENT.fullmatch(word)
-    if match is None:
-        return word
-    key, value = match["key"], match["value"]
-    if PATHS.fullmatch(key):
-        value = as_path(value, is_sweep)
-    if key in groups and not value.startswith("{"):
-        found = _parsed([f"{key}={value}"])
-        is_text = not found or not isinstance(found[0].value(), bool | int | float | None)
-        return f"{key}={value}" if is_text else f"{key}='{value}'"
-    is_hydras = key == "hydra" or key.startswith(("hydra.", "hydra/"))
-    if is_hydras or key in own_groups or "@" in key or "/" in key:
-        return f"{match['plus']}{key}={value}"
-    return f"++{key}={value}"
+def _choice(group: str, text: str, folders: Sequence[str], has_preset: bool) -> list[str]:
+    """Return the override of a group in Hydra's spelling."""
+    parsed = _parsed([f"{group}={text}"])
+    value = parsed[0].value() if parsed else text
+    if isinstance(value, bool | int | float | None):
+        return [f"{group}='{text}'"]
+    if isinstance(value, Glob):  # Hydra does not list the options in sub-folders.
+        names = value.filter(list_options(group, folders))
+        return [f"{group}={','.join(names)}" if names else f"{group}={text}"]
+    if group != "env":
+        return [f"{group}={text}"]
+    # A preset may set `env.id` itself, so that another option would have no effect.
+    names = [str(name) for name in (value.list if isinstance(value, ChoiceSweep) else [value])]
+    own = {*ENV_OPTIONS}.union(*(options_below(Path(folder), group) for folder in folders))
+    options = own if has_preset else {*list_options(group, folders)}
+    if {*names} <= options:
+        return [f"{group}={text}"]
+    if own & {*names}:
+        ids = ", ".join(name for name in names if name not in own)
+        problem = f"{ids}: ids of environments and options of the group env cannot be combined"
+        raise ConfigError(group, f"{problem}; write an option for each of them", text)
+    return ["env=id", f"++env.id={text}"]
+
+
+def as_given(overrides: Iterable[str]) -> list[str]:
+    """Return overrides in Hydra's spelling as the user may type them; inverse of `normalise`."""
+    words = [word.lstrip("+") for word in overrides]
+    if "env=id" not in words:
+        return words
+    return [
+        f"env={word.removeprefix('env.id=')}" if word.startswith("env.id=") else word
+        for word in words
+        if word != "env=id"
+    ]
 
 
 def _parsed(words: Iterable[str]) -> list[Override]:
@@ -376,7 +412,7 @@ def varied_keys(argv: Sequence[str], overrides: Sequence[str]) -> list[str]:
     words = overrides_of(argv)  # Not normalised, so Hydra might fail to parse some overrides.
     varied = {found.key_or_group for found in _parsed(words) if found.is_sweep_override()}
     fixed = {key_of(word) for word in words} - varied
-    return [word.lstrip("+") for word in overrides if key_of(word) not in fixed]
+    return [word for word in as_given(overrides) if key_of(word) not in fixed]
 
 
 def key_of(override: str) -> str:
@@ -386,7 +422,7 @@ def key_of(override: str) -> str:
 
 def words_of(overrides: Sequence[str]) -> str:
     """Return the overrides as on the command line, without the settings of Hydra."""
-    return " ".join(word.lstrip("+") for word in filter_overrides(overrides))
+    return " ".join(as_given(filter_overrides(overrides)))
 
 
 def resolved_values(composed: DictConfig) -> dict[str, Any]:
@@ -415,6 +451,12 @@ def settings_of(overrides: Sequence[str], composed: Mapping[str, Any]) -> dict[s
         key = override.key_or_group
         settings[key] = override.value() if key in groups else _select(composed, key)
     return settings
+
+
+def given_values(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the overridden settings by dotted name, with interpolations unresolved."""
+    parsed = [o for o in _parsed(overrides) if not o.is_delete() and o.input_line != "env=id"]
+    return {o.key_or_group: o.value() for o in parsed}
 
 
 def _select(node: Mapping[str, Any], key: str) -> object:
@@ -453,6 +495,7 @@ def message_of(error: BaseException, argv: Sequence[str] = ()) -> str:
 
 def as_typed(message: str, argv: Sequence[str]) -> str:
     """Replace the normalised overrides in a message of Hydra by the overrides as typed."""
+    message = message.replace("++env.id=", "env=")
     for word in overrides_of(argv):
         match = ASSIGNMENT.fullmatch(word)
         if match is not None:
@@ -516,37 +559,13 @@ def _missing_config(error: MissingConfigException, folders: Sequence[str]) -> Co
         problem = f"there is no {missing}.yaml in {', '.join(searched)}{hint or ';'}"
         return ConfigError("-cn", f"{problem} available: {', '.join(names)}", missing)
     if group == "env":
-        return _unknown_environment(name, folders)
+        problem = "no such option; registered ids are set in the body of a file: env: {id: "
+        return ConfigError("env", f"{problem}{name}}}", name)
     if group in group_names():
         return unknown_option(group, name, folders)
     group, _, name = missing.rpartition("/")
     available = ", ".join(error.options or ()) or "none"
     return ConfigError(group, f"no such option; available: {available}", name)
-
-
-def _unknown_environment(env_id: str, folders: Sequence[str]) -> ConfigError:
-    from maze_train.envs.pettingzoo import nearest_names
-    from maze_train.envs.registered import missing_package, nearest_ids
-
-    missing = missing_package(env_id)
-    if missing is not None:
-        return ConfigError("env", str(missing), env_id)
-    own = [name for name in list_options("env", folders) if name != "default"]
-    path = target_name(env_id)
-    if path:
-        close = [f"env.{TARGET}={path}"]
-    else:
-        ids = nearest_ids(env_id)
-        same = [found for found in ids if found.endswith(f"/{env_id}")]
-        close = [*nearest(env_id, own), *same, *nearest_names(env_id), *ids]
-        close = list(dict.fromkeys(close))
-    hint = did_you_mean(close) or "."
-    return ConfigError(
-        "env",
-        f"no such environment{hint} Use a registered gymnasium id, `my_module:MyEnv-v0` to "
-        f"import a module first, or env._target_=<class or function>",
-        env_id,
-    )
 
 
 def _without_comma(override: str) -> str:

@@ -27,7 +27,7 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from maze_train.config.hydra_input import CONFIGURATION_ERRORS, ComposedJob, Task, words_of
-from maze_train.config.options import FAILURE, PROGRAM
+from maze_train.config.options import FAILURE, PROGRAM, list_options
 from maze_train.config.ray_jobs import WorkerJobs
 from maze_train.config.sweeps import (
     LOG_FILE,
@@ -174,8 +174,8 @@ class SweepStart(Sweeper):
         given = OmegaConf.to_container(self._config.hydra.overrides.hydra)
         assert isinstance(given, list)
         kept = [x for x in words if not x.is_force_add()]
-        is_group = loader.get_group_options
-        kept = [x for x in kept if not x.is_sweep_override() or is_group(x.key_or_group)]
+        groups = loader.list_groups("")
+        kept = [x for x in kept if not x.is_sweep_override() or x.key_or_group in groups]
         [choices] = BasicSweeper.split_arguments(kept, None)
         name = self._config.hydra.job.config_name
         jobs = [loader.load_configuration(name, [*given, *own], RunMode.RUN) for own in choices]
@@ -238,13 +238,13 @@ class SweepStart(Sweeper):
 
     def _jobs(self, arguments: Sequence[str]) -> Iterator[Sequence[str]]:
         """Yield the overrides of each job."""
-        loader, overrides = self._context.config_loader, self._parsed(arguments)
+        overrides = self._parsed(arguments)
         for override in overrides:
             if override.is_discrete_sweep() and not [*override.sweep_string_iterator()]:
                 text = (override.input_line or "").partition("=")[2]
                 problem = "has no values, so the sweep has no jobs; set at least one value"
                 if override.is_choice_sweep():
-                    options = loader.get_group_options(override.key_or_group)
+                    options = list_options(override.key_or_group)
                     problem = f"matches no option, so the sweep has no jobs; available: {options}"
                 raise ConfigError(override.key_or_group, problem, text)
         [jobs] = BasicSweeper.split_arguments(overrides, None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 
@@ -41,21 +42,25 @@ def group_names(root: Path | None = None) -> list[str]:
 
 def list_options(group: str, folders: Iterable[str] = ()) -> list[str]:
     """List the options of a group, shipped or in the user's `folders`, e.g. `ppo/CartPole-v1`."""
-    found: set[str] = set()
-    for root in (shipped_root(), *map(Path, folders)):
-        folder = root / group
-        found.update(
-            path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")
-        )
-    return sorted(found)
+    roots = (shipped_root(), *map(Path, folders))
+    return sorted({name for root in roots for name in options_below(root, group)})
+
+
+def options_below(root: Path, group: str) -> list[str]:
+    """List the options of a group in one folder."""
+    folder = root / group
+    return [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")]
 
 
 def read_option(group: str, name: str, folders: Iterable[str] = ()) -> str | None:
     """Return the text of an option; None if missing. The user's `folders` take precedence."""
+    if ".." in re.split(r"[/\\]", name):
+        return None  # Outside the folder of the group.
     for root in (*map(Path, folders), shipped_root()):
         entry = root.joinpath(*f"{group}/{name}.yaml".split("/"))
-        if entry.is_file():
-            return entry.read_text(encoding="utf-8")
+        with suppress(OSError):  # The name is too long.
+            if entry.is_file():
+                return entry.read_text(encoding="utf-8")
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from glob import escape, glob
 from pathlib import Path
@@ -20,6 +20,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from maze_train.config.compose import PRESETS
 from maze_train.config.hydra_input import OPTIONS, PATHS, STAYS, WITH_VALUE, Task
 from maze_train.config.launchers import (
     SWEEP_DIR,
@@ -31,7 +32,7 @@ from maze_train.config.launchers import (
     RecordingLauncher,
     SweepStart,
 )
-from maze_train.config.options import CONFIG_DIR, CONFIG_NAME
+from maze_train.config.options import CONFIG_DIR, CONFIG_NAME, config_names, list_options
 from maze_train.core.notices import notify
 from maze_train.core.targets import TARGET
 
@@ -55,12 +56,12 @@ class MazeTrainSearchPath(SearchPathPlugin):
                 search_path.prepend(provider="user", path=path, anchor="main")
 
 
-def completions(line: str, config_names: Iterable[str]) -> list[str] | None:
-    """Return completions of the last word of a command line: options, values of `-cn`, or paths.
+def completions(line: str, folders: Sequence[str]) -> list[str] | None:
+    """Return completions of the last word: options, values of `-cn`, presets, ids, or paths.
 
     Args:
         line: The command line up to the cursor.
-        config_names: Allowed values of `-cn`.
+        folders: The user's configuration folders.
 
     Returns:
         The completions; None for other overrides, which Hydra completes.
@@ -68,12 +69,23 @@ def completions(line: str, config_names: Iterable[str]) -> list[str] | None:
     before, _, word = line.rpartition(" ")
     previous = before.rpartition(" ")[2]
     if previous in CONFIG_NAME:
-        return [name for name in sorted(config_names) if name.startswith(word)]
+        return [name for name in config_names(folders) if name.startswith(word)]
     if previous in WITH_VALUE:
         return []
     if word.startswith("-"):
         return [option for option in OPTIONS if option.startswith(word)]
     key, equals, value = word.rpartition("=")
+    group = key.lstrip("+") if equals else ""
+    if group in ("env", PRESETS):  # Hydra lists neither ids nor options in sub-folders.
+        names = list_options(group, folders)
+        if group == "env":
+            import gymnasium
+
+            from maze_train.envs.registered import register_installed
+
+            register_installed()
+            names = sorted({*names, *gymnasium.registry} - {"id"})
+        return [f"{key}={name}" for name in names if name.startswith(value)]
     if not (previous in CONFIG_DIR or (equals and PATHS.fullmatch(key.lstrip("+")))):
         return None
     found = sorted(glob(f"{escape(value)}*"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from maze_train.config.loading import place_of
+from maze_train.config.compose import place_of
 from maze_train.core.conversion import join
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import TARGET, is_within

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from maze_train.config.loading import load_settings, named, nested_values
+from maze_train.config.compose import compose, load_settings, named
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY, read_settings
 from maze_train.config.train_config import CHOOSE_ENV, DevRunnerConfig, RunnerConfig
 from maze_train.core.checks import absolute_path, check_at_least, check_fields
@@ -240,7 +240,12 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
             of the run requires untrusted code (see `StoredSettings`).
         RunDirectoryError: If the configuration of the run is damaged.
     """
-    values = nested_values(RolloutConfig, node)
+    return rollout_config(compose("rollout", node).values)
+
+
+def rollout_config(composed: Mapping[str, Any]) -> RolloutConfig:
+    """Build the configuration of a rollout from composed values, see `load_rollout_config`."""
+    values = dict(composed)
     if "seeds" in values:
         values["seeds"] = plain_seeds(values["seeds"])
     if isinstance(values.get("policies"), Mapping):

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeGuard
 
-from maze_train.config.loading import VARS, load_settings, merged, named_option, set_dotted
+from maze_train.config.compose import VARS, compose, load_settings, merged, set_dotted
 from maze_train.config.options import list_options
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.checks import absolute_path, check_at_least, check_fields
-from maze_train.core.conversion import Known, Settings, convert, field_of_key, join
-from maze_train.core.errors import ConfigError, nearest
+from maze_train.core.conversion import Settings, convert, field_of_key, join, unknown_key
+from maze_train.core.errors import ConfigError
 
 GROUP = "search"
 LINEAR = "linear_"
@@ -205,15 +205,13 @@ def load_search_config(node: Mapping[str, Any]) -> tuple[SearchConfig, dict[str,
         if name == VARS:
             continue
         if name not in own_keys and name not in others:
-            allowed = (*own_keys, *others)
-            known = Known(allowed, tuple(nearest(name, allowed, count=1)))
-            raise ConfigError(key, "unknown", value, known)
+            raise unknown_key(key, value, [*own_keys, *others])
         if name == GROUP and dot:
             ranges[rest] = value
         else:
             (own if name in own_keys else settings)[key] = value
     if isinstance(own.get(GROUP), str):
-        own[GROUP] = named_option(GROUP, own[GROUP])
+        own[GROUP] = compose("search", {GROUP: own[GROUP]}).values[GROUP]
     if ranges:
         own[GROUP] = _merged(own.get(GROUP) or {}, ranges)
     if own.get(GROUP) is None:

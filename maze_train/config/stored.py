@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from maze_train.config.loading import CHOICES, PARTS, load_config, place_of, section_of
+from maze_train.config.compose import PARTS, load_settings, place_of, section_of
 from maze_train.config.named_code import names_in, with_names
 from maze_train.config.reach import check_reach
 from maze_train.config.removed import without_removed
@@ -92,15 +92,11 @@ def _problem_of(node: object) -> str:
     """Return a description of invalid values in a stored configuration; empty if all are valid."""
     if not isinstance(node, dict):
         return f"got {type(node).__name__}"
-    sections = TrainConfig.hints()
     for key, value in node.items():
         if not isinstance(key, str) or "." in key:
             return f"{key!r} is not the name of a setting"
-        # A string, or a mapping with `name`, would load an option from a different file.
-        if section_of(sections.get(key)) is not None and not isinstance(value, dict):
+        if section_of(TrainConfig.hints().get(key)) is not None and not isinstance(value, dict):
             return f"{key} is not a mapping"
-        if key in CHOICES and "name" in value:
-            return f"{key}.name is not allowed"
     return ""
 
 
@@ -163,7 +159,7 @@ def settings_of_run(
     else:
         stored = parsed_settings(text, path, config.trust, config)
     stored.check(stored.values, uses)
-    return load_config(stored.values)
+    return load_settings(TrainConfig, stored.values)
 
 
 def _part_of(key: str) -> str | None:

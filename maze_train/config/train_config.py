@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from maze_train.core.checks import MAX_THREADS, absolute_path, check_at_least, check_fields
-from maze_train.core.conversion import NEW_RUN, ON_RESUME, Settings
+from maze_train.core.conversion import NEW_RUN, NO_SETTING, ON_RESUME, Settings
 from maze_train.core.errors import ConfigError
-from maze_train.core.targets import InlineObject, check_targets, locate
+from maze_train.core.targets import InlineObject, check_targets, is_within, locate
 from maze_train.envs.config import EnvConfig
 from maze_train.learner.config import GradientSettings, LearnerGroupConfig, Schedule
 from maze_train.nets.config import ModelConfig
@@ -213,6 +213,15 @@ class TrainConfig(Settings):
     moved: list[str] = field(default_factory=list, metadata=ON_RESUME)
     """Settings whose files or runs have moved, such as `[env.kwargs.net_file]`; the paths in these
     settings may change on resume. Not needed if the content is unchanged since the run started."""
+
+    given: frozenset[str] = field(
+        default=frozenset(), repr=False, compare=False, metadata=NO_SETTING
+    )
+    """Dotted names of the settings that the user set, also to their default. Not a setting."""
+
+    def is_given(self, key: str) -> bool:
+        """Return whether the user set a setting, or a part of it, also to its default."""
+        return any(is_within(name, [key]) for name in self.given)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,7 +12,15 @@ from __future__ import annotations
 
 import os
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, MutableSequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    MutableMapping,
+    MutableSequence,
+    Sequence,
+)
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import partial
@@ -46,6 +54,8 @@ ON_RESUME = MappingProxyType({CHANGES: "resume"})
 NEW_RUN = MappingProxyType({CHANGES: ""})
 """Metadata of fields that must not change, within sections marked as `ON_RESUME`. Fields without
 metadata in other sections must not change either."""
+NO_SETTING = MappingProxyType({"is_setting": False})
+"""Metadata of fields that users cannot set and that are not stored."""
 
 
 @dataclass(kw_only=True)
@@ -72,7 +82,8 @@ class Settings:
         """Return the type hints of the constructor's fields, keyed by name."""
         if "_hints" not in vars(cls):  # A base class has different fields.
             hints = get_type_hints(cls)
-            cls._hints = MappingProxyType({f.name: hints[f.name] for f in fields(cls) if f.init})
+            own = (f.name for f in fields(cls) if f.init and f.metadata != NO_SETTING)
+            cls._hints = MappingProxyType({name: hints[name] for name in own})
         return cls._hints
 
     @property
@@ -120,27 +131,16 @@ class Scalar(Protocol):
         """Return the value as a Python number."""
 
 
-@dataclass(frozen=True)
-class Known:
-    """End of the message for an unknown key: a suggestion, and all allowed keys."""
-
-    allowed: tuple[str, ...]
-    """Allowed keys of the section."""
-
-    meant: tuple[str, ...] = ()
-    """Dotted names of settings to suggest; empty to suggest the closest key."""
-
-    def __call__(self, key: str) -> str:
-        """Return the text for a dotted key."""
-        section, _, name = key.rpartition(".")
-        close = [join(section, found) for found in nearest(name, self.allowed, count=1)]
-        hint = did_you_mean(self.meant or close, "", " ")
-        return f"; {hint}allowed: {', '.join(self.allowed)}"
-
-
-def unknown_key(key: str, value: object, allowed: Iterable[str]) -> ConfigError:
+def unknown_key(key: str, value: object, allowed: Collection[str]) -> ConfigError:
     """Return the error for a key that is not a setting."""
-    return ConfigError(key, "unknown", value, Known(tuple(allowed)))
+    return ConfigError(key, "unknown", value, partial(_allowed, names=list(allowed)))
+
+
+def _allowed(key: str, names: Sequence[str]) -> str:
+    """Return the closest and all allowed names for the dotted name of an unknown key."""
+    section, _, name = key.rpartition(".")
+    close = [join(section, found) for found in nearest(name, names, count=1)]
+    return f"; {did_you_mean(close, '', ' ')}allowed: {', '.join(names)}"
 
 
 def field_of_key(cls: type[Settings]) -> dict[str, str]:

@@ -7,7 +7,7 @@ import importlib.util
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import parent_process
@@ -16,9 +16,16 @@ from typing import Any
 import gymnasium
 from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, Error, UnregisteredEnv
 
-from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, MissingExtraError, nearest
-from maze_train.core.targets import import_extra, import_for_id, refusal
-from maze_train.envs.config import EnvConfig
+from maze_train.core.errors import (
+    ConfigError,
+    EnvError,
+    MazeTrainError,
+    MissingExtraError,
+    did_you_mean,
+    nearest,
+)
+from maze_train.core.targets import TARGET, import_extra, import_for_id, refusal, target_name
+from maze_train.envs.config import SIMULATORS, EnvConfig
 from maze_train.envs.faults import explained
 
 
@@ -124,6 +131,52 @@ def import_env_module(env_id: str) -> None:
         ConfigError: If the module cannot be imported, or is not trusted.
     """
     import_for_id(env_id, module_of_id(env_id), "env.id")
+
+
+def check_registered(env_id: str, others: Iterable[str] = ()) -> None:
+    """Check that an environment is registered; imports the module of `module:Id`.
+
+    Args:
+        env_id: The id.
+        others: Other names to suggest in the error.
+
+    Raises:
+        ConfigError: If the id is unknown or the module cannot be imported.
+        MissingExtraError: If the package of the environment is not installed.
+    """
+    module, colon, name = env_id.rpartition(":")
+    if module == "pettingzoo":
+        from maze_train.envs.pettingzoo import module_named
+
+        module_named(env_id)
+        return
+    if module in SIMULATORS:
+        return  # The name is checked when the environment is built.
+    if colon:
+        import_for_id(env_id, module, "env")
+    if name not in gymnasium.registry:
+        register_installed()
+    if name in gymnasium.registry:
+        return
+    missing = missing_package(env_id)
+    if missing is not None:
+        raise missing
+    path = target_name(env_id)
+    if path:
+        close = [f"env.{TARGET}={path}"]
+    else:
+        from maze_train.envs.pettingzoo import nearest_names
+
+        ids = nearest_ids(env_id)
+        same = [found for found in ids if found.endswith(f"/{env_id}")]
+        close = [*nearest(env_id, others), *same, *nearest_names(env_id), *ids]
+        close = list(dict.fromkeys(close))
+    raise ConfigError(
+        "env",
+        f"no such environment{did_you_mean(close) or '.'} Use a registered gymnasium id, "
+        "`my_module:MyEnv-v0` to import a module first, or env._target_=<class or function>",
+        env_id,
+    )
 
 
 REMEDIES = (

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maze_train.config.loading import load_config
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.notices import notify
 from maze_train.core.torchrun import TorchrunVariables
@@ -193,10 +192,10 @@ class Assembly:
 
 
 def load_resumed(resume: str, changes: Mapping[str, Any]) -> TrainConfig:
-    """Return the configuration of a run with changed settings; see `stored_settings`."""
-    from maze_train.run.resuming import stored_settings
+    """Return the configuration of a run with changed settings; see `resumed_config`."""
+    from maze_train.run.resuming import resumed_config
 
-    return load_config(stored_settings(resume, changes))
+    return resumed_config(resume, changes)
 
 
 def after_restart(config: TrainConfig) -> TrainConfig:

@@ -11,7 +11,15 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
-from maze_train.config.loading import PARTS, named_option, nested_values
+from maze_train.config.compose import (
+    PARTS,
+    Composed,
+    build_config,
+    choices_in,
+    names_in,
+    nested,
+    options,
+)
 from maze_train.config.named_code import check_given, given_in_python, modules_to_trust
 from maze_train.config.removed import check_removed, without_removed
 from maze_train.config.results import (
@@ -199,8 +207,8 @@ def _run_dir_of(resume: str) -> Path:
     return run.path
 
 
-def stored_settings(resume: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stored settings of a run with changes, for `load_config`.
+def resumed_config(resume: str, changes: Mapping[str, Any]) -> TrainConfig:
+    """Return the stored configuration of a run with changes.
 
     Args:
         resume: Directory of a run, or of one of its checkpoints.
@@ -216,21 +224,23 @@ def stored_settings(resume: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         problem = "a resumed run keeps its stored settings; remove this setting"
         raise ConfigError("experiment", problem, changes["experiment"])
     directory = _run_dir_of(resume)
-    own, removed = without_removed(nested_values(TrainConfig, changes))
-    stored = read_settings(directory, own.get("trust"), {**own, "resume": resume})
+    choices, others = choices_in("train", {**changes, "resume": resume})
+    sections = {name: options("train", ((name, choices[name]),))[name] for name in choices}
+    sections |= nested({key: value for key, value in others.items() if "." not in key})
+    single = {key: value for key, value in others.items() if "." in key}
+    own, removed = without_removed(nested(single, sections))
+    stored = read_settings(directory, own.get("trust"), own)
     if not isinstance(stored.values.get("runner"), dict):
         raise RunDirectoryError(f"{stored.path} is damaged: no runner is set")
     check_removed({**stored.removed, **removed})
-    changes = {**changes, "resume": resume}
-    runner = changes.get("runner")
-    if isinstance(runner, str):
+    if "runner" in choices:
         shared = {field.name for field in fields(RunnerConfig)}
         kept = {key: value for key, value in stored.values["runner"].items() if key in shared}
-        changes["runner"] = named_option("runner", runner) | kept
-    values = nested_values(TrainConfig, {**stored.values, **changes})
+        sections["runner"] = {**sections["runner"], **kept}
+    values = nested(single, {**stored.values, **sections})
     check_given(values)
     stored.check(values, PARTS)
-    return values
+    return build_config(Composed(values, names_in(choices, others)))
 
 
 def continued(

@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze_train.config.loading import load_config, nested_values
+from maze_train.config.compose import load_settings, nested
 from maze_train.config.stored import PARTS_OF_POLICY, StoredSettings, parsed_settings, read_settings
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.errors import RunDirectoryError, one_of
@@ -223,13 +223,14 @@ def read_saved_policy(
         ConfigError: If a class in the saved configuration is missing or untrusted.
         RunDirectoryError: If there is no saved policy, or a file is damaged.
     """
-    directory, given = _directory_of(run_dir), nested_values(TrainConfig, objects)
+    directory, given = _directory_of(run_dir), nested(objects)
     is_checkpoint = checkpoint_name(directory) is not None
     read = _read_checkpoint if is_checkpoint else _read_policy
     found = read(directory, trust, own or given)
-    settings = nested_values(TrainConfig, {**found.stored.values, **objects})
+    settings = nested(objects, found.stored.values)
     found.stored.check(settings, uses)
-    return SavedPolicy(directory, load_config(settings), *found.spaces, found.weights, found.score)
+    config = load_settings(TrainConfig, settings)
+    return SavedPolicy(directory, config, *found.spaces, found.weights, found.score)
 
 
 class _Read(NamedTuple):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any
 
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
-from maze_train.config.loading import PRESETS, load_config, merged
+from maze_train.config.compose import PRESETS, load_config, merged
 from maze_train.config.train_config import AUTO, TrainConfig
 from maze_train.core.conversion import key_of_field
 from maze_train.core.errors import ConfigError
@@ -105,7 +104,9 @@ def train(
         env, algorithm = settings.pop("env", None), settings.pop("algorithm", None)
     given: dict[str, Any] = {} if env is None else {"env": env}  # Not needed for datasets.
     if not isinstance(env, str | Mapping | None):
-        given["env"] = _changed(EnvFactory.from_any(env).config)
+        config = EnvFactory.from_any(env).config
+        names = config.hints() if isinstance(env, EnvConfig) else ("id", "target", "backend")
+        given["env"] = {key_of_field(name): config.value_of(name) for name in names}
     if algorithm is None and settings.get("resume") not in (None, AUTO):
         if not isinstance(env, str | Mapping | EnvConfig | None):
             given = {"env._target_": given["env"][TARGET]}
@@ -117,14 +118,3 @@ def train(
     if algorithm is not None or settings.get(PRESETS) is None:
         given["algorithm"] = algorithm or "ppo"
     return make_runner(load_config({**given, **settings})).run()
-
-
-def _changed(config: EnvConfig) -> dict[str, Any]:
-    """Return the settings that differ from the defaults, to merge with other settings."""
-    default = EnvConfig()
-    values = {f.name: config.value_of(f.name) for f in fields(config)}
-    return {
-        key_of_field(name): value
-        for name, value in values.items()
-        if name in ("id", "target") or value != default.value_of(name)
-    }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from maze_train.config.commands import CompareConfig
-from maze_train.config.loading import load_settings
+from maze_train.config.compose import load_settings
 from maze_train.core.errors import ConfigError, RunDirectoryError, did_you_mean, nearest, printable
 from maze_train.core.files import results_directory, writable
 from maze_train.core.names import METRICS, OUTPUTS

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from maze_train.config.commands import PushConfig
-from maze_train.config.loading import load_settings
+from maze_train.config.compose import load_settings
 from maze_train.config.named_code import given_in_python, modules_to_trust
 from maze_train.config.train_config import DevRunnerConfig, TrainConfig
 from maze_train.core.checks import expanded

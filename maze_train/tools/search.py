@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import yaml
 
+from maze_train.config.compose import load_config
 from maze_train.config.hydra_input import message_of
-from maze_train.config.loading import load_config
 from maze_train.config.options import FAILURE, PROGRAM
 from maze_train.config.search_config import GROUP, SearchConfig, load_search_config
 from maze_train.config.sweeps import (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from maze_train.config.loading import load_config
+from maze_train.config.compose import load_config
 from maze_train.config.options import PROGRAM
 from maze_train.config.search_config import GROUP, LINEAR, SearchRange
 from maze_train.config.train_config import TrainConfig

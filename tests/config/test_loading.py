@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from cases import everyday
-from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
 from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
-from maze_train.config.loading import load_config, named_option
-from maze_train.config.options import group_names, list_options
+from maze_train.config.compose import load_config
 from maze_train.config.train_config import DevRunnerConfig, TrainConfig
 from maze_train.core.checks import check_positive
 from maze_train.core.conversion import Settings as BaseSettings
@@ -299,33 +296,6 @@ def test_the_dump_names_classes_and_targets() -> None:
     assert dumped["algorithm"]["_target_"].endswith("PPOAlgorithmConfig")
     assert dumped["runner"]["_target_"].endswith("DevRunnerConfig")
     assert "_target_" not in dumped["evaluation"]
-
-
-OF_RUNS = [name for name in group_names() if name not in ("experiment", "search")]
-
-
-@pytest.mark.parametrize("group", everyday(4, OF_RUNS))
-def test_options_are_those_of_the_command_line(group: str) -> None:
-    """Options read without Hydra, including their overrides of others, match Hydra's result."""
-    with initialize_config_module("maze_train.conf", version_base="1.3"):
-        for name in list_options(group):
-            composed = OmegaConf.to_container(compose("train", [f"{group}={name}"]))
-            assert isinstance(composed, dict)
-            assert named_option(group, name) == composed[group]
-
-
-PRESETS = ["ppo/CartPole-v1-positions", "ppo/HalfCheetah-v5", "es/Pendulum-v1", "ppo/robot"]
-
-
-@pytest.mark.parametrize("preset", [*PRESETS, "ppo/connect_four_v3", "sac/Pendulum-v1"])
-def test_a_preset_is_that_of_the_command_line(preset: str) -> None:
-    """A preset with changes by the user matches Hydra's result."""
-    words = [f"experiment={preset}", "++total_steps=7", "++model.activation=elu", "runner=local"]
-    with initialize_config_module("maze_train.conf", version_base="1.3"):
-        composed = compose("train", words)
-    changes = {"total_steps": 7, "model": {"activation": "elu"}, "runner": "local"}
-    expected = load_config(composed)
-    assert load_config({"experiment": preset, **changes}) == expected
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from maze_train import ConfigError, RolloutConfig, TrainConfig, load_rollout_config
 from maze_train.config.commands import PushConfig
-from maze_train.config.loading import keys_of, load_config, named_option
+from maze_train.config.compose import keys_of, load_config, options
 from maze_train.config.options import list_options
 from maze_train.config.other_names import other_names
 
@@ -20,9 +20,8 @@ LOCAL = {**PPO, "runner": "local"}
 @pytest.fixture(scope="module")
 def all_keys() -> set[str]:
     """Return the settings of all commands, and of every algorithm on `runner=local`."""
-    runner = named_option("runner", "local")
-    choices = [named_option("algorithm", name) for name in list_options("algorithm")]
-    training = [keys_of(TrainConfig, {"algorithm": choice, "runner": runner}) for choice in choices]
+    choices = [(("algorithm", name), ("runner", "local")) for name in list_options("algorithm")]
+    training = [keys_of(TrainConfig, options("train", choice)) for choice in choices]
     return set().union(*training, keys_of(RolloutConfig, {}), keys_of(PushConfig, {}))
 
 

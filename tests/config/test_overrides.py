@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from maze_train.config.hydra_input import as_typed, normalise, parsed
+from maze_train.config.hydra_input import as_given, as_typed, normalise, parsed
 from maze_train.core.errors import ConfigError
 from maze_train.core.text import shell_word
 
-GROUPS = ("algorithm", "env", "model", "runner", "experiment", "evaluation", "tracking")
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """Return a configuration folder with a group and an environment."""
+    for path in ("own/x.yaml", "env/short.yaml"):
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).write_text("id: CartPole-v1\n")
+    return str(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -20,7 +28,11 @@ GROUPS = ("algorithm", "env", "model", "runner", "experiment", "evaluation", "tr
     [
         ("algorithm=ppo", "algorithm=ppo"),
         ("+algorithm=ppo", "algorithm=ppo"),
-        ("+env=ALE/Pong-v5", "env=ALE/Pong-v5"),
+        ("+env=ALE/Tennis-v5", "env=id ++env.id=ALE/Tennis-v5"),
+        ("+env=CartPole-v1", "env=CartPole-v1"),
+        ("env=default", "env=default"),
+        ("env=short", "env=short"),
+        ("experiment=glob(ppo/Cart*)", "experiment=ppo/CartPole-v1,ppo/CartPole-v1-positions"),
         ("+experiment=ppo/CartPole-v1", "experiment=ppo/CartPole-v1"),
         ("algorithm={lr: 1}", "++algorithm={lr: 1}"),
         ("algorithm.lr=1", "++algorithm.lr=1"),
@@ -39,9 +51,20 @@ GROUPS = ("algorithm", "env", "model", "runner", "experiment", "evaluation", "tr
         ("algorithm=3", "algorithm='3'"),
     ],
 )
-def test_each_kind_of_argument_is_brought_into_form(given: str, expected: str) -> None:
+def test_each_kind_of_argument_is_brought_into_form(given: str, expected: str, folder: str) -> None:
     """`+` is removed from choices, `++` is added to values, everything else is unchanged."""
-    assert normalise([given], GROUPS, own_groups=("own",)) == [expected]
+    words = normalise([given], [folder])
+    assert " ".join(words) == expected
+    if given.startswith(("+env=", "env=")):
+        assert as_given(words) == [given.lstrip("+")]
+
+
+def test_sweeps_over_ids_and_options_of_env_raise(folder: str) -> None:
+    """Ids are set as `env.id`, options as `env`."""
+    assert normalise(["env=A-v0,B-v1"], [folder], True) == ["env=id", "++env.id=A-v0,B-v1"]
+    assert normalise(["env=short,default"], [folder], True) == ["env=short,default"]
+    with pytest.raises(ConfigError, match=r"^env = 'A-v0,short': A-v0: ids"):
+        normalise(["env=A-v0,short"], [folder], True)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +82,7 @@ def test_a_word_for_the_shell_is_read_as_it_was_meant(path: str, word: str | Non
     written = shell_word("resume", path)
     assert word is None or written == word
     (given,) = shlex.split(written)
-    (read,) = normalise([given], GROUPS)
+    (read,) = normalise([given])
     value = OverridesParser.create().parse_override(read.lstrip("+")).value()
     assert str(getattr(value, "text", value)) == path
 
@@ -85,7 +108,7 @@ def test_a_word_for_the_shell_is_read_as_it_was_meant(path: str, word: str | Non
 )
 def test_a_path_is_taken_letter_by_letter(given: str, paths: Any) -> None:
     """Only text that Hydra would interpret is quoted: not null, lists, or quoted text."""
-    (word,) = normalise([given], GROUPS)
+    (word,) = normalise([given])
     assert OverridesParser.create().parse_override(word).value() == paths
 
 
@@ -93,7 +116,7 @@ def test_commas_divide_the_paths_of_a_sweep() -> None:
     """Commas separate paths in a sweep, quoted or not."""
     words = ["run_dir=it's,b", "output_dir=a,b", "resume=a"]
     sweep = ["++run_dir='it\\'s',b", "++output_dir=a,b", "++resume=a"]
-    assert normalise(words, GROUPS, is_sweep=True) == sweep
+    assert normalise(words, is_sweep=True) == sweep
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,10 @@
-"""Registered environments are options of `env` without YAML files."""
+"""Programs of users with the configuration files, and ids of environments."""
 
 from __future__ import annotations
 
 import importlib.util
 import subprocess
 import sys
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,11 +12,10 @@ import gymnasium
 import pytest
 from hydra import compose, initialize_config_module
 from hydra.core.config_store import ConfigStore
-from hydra.errors import MissingConfigException
 
 from maze_train import ConfigError, EnvFactory, MissingExtraError
-from maze_train.config.option_files import is_registered
 from maze_train.config.plugins import extended_hydra
+from maze_train.envs.registered import check_registered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,57 +56,27 @@ def toy_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
     gymnasium.registry.pop("toys/Toy-v3", None)
 
 
-@pytest.mark.parametrize(
-    ("path", "is_file", "is_dir"),
-    [
-        ("env/CartPole-v1.yaml", True, False),
-        ("env/default.yaml", True, False),
-        ("env/CartPole-v77.yaml", False, False),
-        ("env/phys2d/CartPole-v1.yaml", True, False),
-        ("env/phys2d", False, True),
-        ("algorithm/CartPole-v1.yaml", False, False),
-        ("algorithm/ppo.yaml", True, False),
-        ("CartPole-v1.yaml", False, False),
-        ("env", False, True),
-        ("", False, True),
-    ],
-)
-def test_registered_ids_are_options(path: str, is_file: bool, is_dir: bool) -> None:
-    """Only ids in gymnasium's registry are options, and only below `env`."""
-    found = files("maze_train.conf").joinpath(path)
-    assert (found.is_file(), found.is_dir()) == (is_file, is_dir)
-    if is_file and not Path(str(found)).exists():
-        env_id = path.removeprefix("env/").removesuffix(".yaml")
-        assert found.read_text() == f'id: "{env_id}"\n'
-        with found.open("rb") as file:
-            assert file.read().decode() == found.read_text()
-
-
-def test_any_program_composes_environments_and_presets() -> None:
-    """Programs other than `maze-run` use our options; errors list them, with those in folders."""
+def test_any_program_composes_presets() -> None:
+    """Programs other than `maze-run` use our options."""
     with initialize_config_module("maze_train.conf", version_base="1.3"):
-        assert compose("train", ["env=CartPole-v1"]).env.id == "CartPole-v1"
+        assert compose("train", ["env.id=MountainCar-v0"]).env.id == "MountainCar-v0"
         assert compose("train", ["experiment=ppo/CartPole-v1"]).env.id == "CartPole-v1"
-        with pytest.raises(MissingConfigException, match=r"(?s)CartPole-v9.*\tCartPole-v1\n"):
-            compose("train", ["env=CartPole-v9"])
-        with pytest.raises(MissingConfigException, match=r"(?s)ppo/x.*\tppo/CartPole-v1\n"):
-            compose("train", ["experiment=ppo/x"])
 
 
 @pytest.mark.parametrize(
     ("overrides", "given", "printed"),
     [
         ("override algorithm: ppo", [], ["None ppo"]),
-        ("override algorithm: ppo}, {override env: CartPole-v1", [], ["CartPole-v1 ppo gymnasium"]),
+        ("override algorithm: ppo}, {override env: CartPole-v1", [], ["CartPole-v1 ppo"]),
         (
             "override runner: local",
             ["experiment=es/Pendulum-v1", "seed=1"],
-            ["Pendulum-v1 es gymnasium"],
+            ["Pendulum-v1 es"],
         ),
         (
             "override algorithm: ppo",
-            ["-m", "env=CartPole-v1,Acrobot-v1"],
-            ["CartPole-v1 ppo gymnasium", "Acrobot-v1 ppo gymnasium"],
+            ["-m", "env.id=CartPole-v1,Acrobot-v1"],
+            ["CartPole-v1 ppo", "Acrobot-v1 ppo"],
         ),
     ],
     ids=["none", "defaults list", "preset", "sweep"],
@@ -116,7 +84,7 @@ def test_any_program_composes_environments_and_presets() -> None:
 def test_a_program_of_the_user_has_our_options(
     tmp_path: Path, overrides: str, given: list[str], printed: list[str]
 ) -> None:
-    """Options are found on a search path; Gymnasium is imported only to look up an environment."""
+    """Options are found on a search path; neither Gymnasium nor PyTorch is imported."""
     (tmp_path / "app.py").write_text(APP)
     (tmp_path / "my_conf").mkdir()
     (tmp_path / "my_conf/app.yaml").write_text(APP_CONFIG.replace("OVERRIDES", overrides))
@@ -128,20 +96,21 @@ def test_a_program_of_the_user_has_our_options(
 
 def test_a_module_before_the_id_is_imported(toy_module: str) -> None:
     """`module:Id` imports the module, which registers its environments."""
-    assert not is_registered("toys/Toy-v3")
-    assert is_registered(f"{toy_module}:toys/Toy-v3")
+    with pytest.raises(ConfigError, match="no such environment"):
+        check_registered("toys/Toy-v3")
+    check_registered(f"{toy_module}:toys/Toy-v3")
 
 
 def test_a_missing_module_is_a_configuration_error() -> None:
     """The error names the module."""
     with pytest.raises(ConfigError, match="importing no_such_module failed"):
-        is_registered("no_such_module:Toy-v0")
+        check_registered("no_such_module:Toy-v0")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="ale-py is not installed")
 def test_atari_games_are_registered() -> None:
     """`ALE/` ids require no import by the user."""
-    assert is_registered("ALE/Pong-v5")
+    check_registered("ALE/Pong-v5")
 
 
 @pytest.mark.skipif(
@@ -155,7 +124,7 @@ def test_robots_are_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "gymnasium_robotics.py").write_text(ROBOTS)
     monkeypatch.syspath_prepend(tmp_path)
     try:
-        assert is_registered("FetchToy-v0")
+        check_registered("FetchToy-v0")
         del gymnasium.registry["FetchToy-v0"], sys.modules["gymnasium_robotics"]
         assert factory().spec is not None
     finally:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from maze_train import ConfigError
-from maze_train.config.loading import PARTS, named_option
+from maze_train.config.compose import PARTS, options
 from maze_train.config.options import list_options
 from maze_train.config.reach import REACHES, check_reach
 from maze_train.config.stored import PARTS_OF_POLICY, StoredSettings
 from maze_train.config.train_config import TrainConfig
-from maze_train.core.conversion import key_of_field
+from maze_train.core.conversion import NO_SETTING, key_of_field
 from maze_train.core.targets import is_within, locate
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ def text_settings(cls: type, path: str = "") -> Iterator[str]:
     """Yield the settings that accept arbitrary text, for all dataclasses of a configuration."""
     for each in subclasses(cls):
         hints = typing.get_type_hints(each)
-        for field in filter(lambda field: field.init, dataclasses.fields(each)):
+        for field in dataclasses.fields(each):
+            if not field.init or field.metadata == NO_SETTING:
+                continue
             hint = hints[field.name]
             key = f"{path}.{key_of_field(field.name)}".lstrip(".")
             if takes_text(hint):
@@ -76,7 +78,7 @@ def test_every_text_of_every_dataclass_is_judged() -> None:
     """A new setting must be added to one of the tables."""
     for group in ("algorithm", "runner"):
         for name in list_options(group):
-            if target := named_option(group, name).get("_target_"):
+            if target := options("train", ((group, name),))[group].get("_target_"):
                 locate(target)  # imports the class
     found = {key.replace("policies.model.", "model.") for key in text_settings(TrainConfig)}
     assert {"runner.address", "algorithm.optimizer"} <= found

@@ -10,10 +10,12 @@ import pytest
 
 from maze_train import ConfigError, load_config, load_rollout_config
 from maze_train.config import removed
+from maze_train.config.compose import load_settings
 from maze_train.config.options import list_options
 from maze_train.config.removed import ANY, Removed
 from maze_train.config.stored import parsed_settings
-from maze_train.run.resuming import stored_settings
+from maze_train.config.train_config import TrainConfig
+from maze_train.run.resuming import resumed_config
 
 FILES = Path(__file__).parent / "configs_0_3_0"
 PPO: dict[str, Any] = {"env": "CartPole-v1", "algorithm": "ppo"}
@@ -48,7 +50,7 @@ def test_there_is_a_file_of_each_algorithm() -> None:
 def test_a_configuration_of_version_0_3_0_loads(path: Path) -> None:
     """All removed settings of the file are in the table, and at their defaults."""
     stored = parsed_settings(path.read_text(), path)
-    assert load_config(stored.values).algorithm.name == path.stem
+    assert load_settings(TrainConfig, stored.values).algorithm.name == path.stem
     assert not any(stored.removed.values())
 
 
@@ -87,12 +89,12 @@ def test_rollouts_ignore_removed_settings_of_runners() -> None:
 def test_a_resumed_run_raises_for_a_removed_setting_unless_it_is_reset(run_dir: Path) -> None:
     """The stored value of a removed setting must be the default, or be changed to the default."""
     with pytest.raises(ConfigError, match=r"^evaluation\.gone = True: removed; "):
-        stored_settings(str(run_dir), {})
-    assert load_config(stored_settings(str(run_dir), {"evaluation.gone": False})).seed == 1
+        resumed_config(str(run_dir), {})
+    assert resumed_config(str(run_dir), {"evaluation.gone": False}).seed == 1
 
 
 def test_loading_a_policy_ignores_removed_settings(run_dir: Path) -> None:
     """Only starting and resuming a run depend on removed settings."""
     stored = parsed_settings((run_dir / "config.yaml").read_text(), run_dir)
     assert "gone" not in stored.values["evaluation"]
-    assert load_config(stored.values).algorithm.name == "td3"
+    assert load_settings(TrainConfig, stored.values).algorithm.name == "td3"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 import torch
@@ -37,8 +36,7 @@ def settings_classes():
 def typed_fields():
     """Yield class and name of each field that does not accept every type."""
     for cls in settings_classes():
-        hints = get_type_hints(cls)
-        yield from ((cls, f.name) for f in fields(cls) if f.init and hints[f.name] is not Any)
+        yield from ((cls, name) for name, hint in cls.hints().items() if hint is not Any)
 
 
 @pytest.mark.parametrize("cls", settings_classes(), ids=lambda cls: cls.__name__)

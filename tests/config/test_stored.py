@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from maze_train import ConfigError, load_config
-from maze_train.config.loading import merged
+from maze_train.config.compose import merged
 from maze_train.config.named_code import modules_to_trust
 from maze_train.config.stored import PARTS, parsed_settings, read_settings
 from maze_train.config.writing import check_text, config_text, write_config
@@ -22,7 +22,7 @@ from maze_train.core.targets import InlineObject, build_targets
 from maze_train.envs.factory import EnvFactory
 from maze_train.envs.registered import module_of_argument, module_of_id
 from maze_train.envs.third_party import build_native
-from maze_train.run.resuming import resume_hint, stored_settings
+from maze_train.run.resuming import resume_hint, resumed_config
 from maze_train.training.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ def test_what_a_script_defines_is_trusted_by_its_name() -> None:
 def test_a_trust_that_is_stored_counts_for_nothing(run_dir: str) -> None:
     """Only the `trust` given by the user is used."""
     with pytest.raises(ConfigError, match="trust=\\[own_stored\\]"):
-        stored_settings(run_dir, {})
+        resumed_config(run_dir, {})
     assert "trust" not in read_settings(Path(run_dir)).values
-    assert load_config(stored_settings(run_dir, {"trust": ["own_stored"]})).trust == ["own_stored"]
+    assert resumed_config(run_dir, {"trust": ["own_stored"]}).trust == ["own_stored"]
 
 
 @pytest.mark.parametrize(
@@ -125,15 +125,15 @@ def test_a_trust_that_is_stored_counts_for_nothing(run_dir: str) -> None:
 )
 def test_what_the_user_names_is_not_asked_for(run_dir: str, own: dict[str, Any]) -> None:
     """Targets given by the user, and stored targets that they replace or repeat, need no trust."""
-    assert load_config(stored_settings(run_dir, own)).trust == []
+    assert resumed_config(run_dir, own).trust == []
     given = {"env._target_": InlineObject(dict, ENV)}
-    assert load_config(stored_settings(run_dir, given)).env.target == ENV
+    assert resumed_config(run_dir, given).env.target == ENV
 
 
 def test_trust_is_a_list_of_names(run_dir: str) -> None:
     """A single string raises ConfigError."""
     with pytest.raises(ConfigError, match=r"trust = 'own_stored': expected a list"):
-        stored_settings(run_dir, {"trust": "own_stored"})
+        resumed_config(run_dir, {"trust": "own_stored"})
 
 
 @pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala", "sac", "es", "bc"])

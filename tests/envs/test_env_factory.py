@@ -12,7 +12,6 @@ from gymnasium.vector import AutoresetMode
 from toy_envs import AddOne, CountingEnv, workers
 
 from maze_train import EnvConfig, EnvFactory, MultiAgentEnv
-from maze_train.config.option_files import is_registered
 from maze_train.core.errors import (
     ConfigError,
     EnvError,
@@ -22,6 +21,7 @@ from maze_train.core.errors import (
 )
 from maze_train.core.targets import InlineObject
 from maze_train.envs.pooled import PooledVectorEnv
+from maze_train.envs.registered import check_registered
 from maze_train.envs.slice import EnvSlice
 from maze_train.envs.third_party import make_third_party_env
 
@@ -189,7 +189,7 @@ def test_a_module_that_cannot_be_imported_is_one_message(modules, module, proble
     config = EnvConfig(**settings, backend="native" if form == "native" else "gymnasium")
     build = {
         "native": lambda: make_third_party_env(config, 2, training=True, num_threads=0),
-        "hydra": lambda: is_registered(f"{module}:Env-v0"),
+        "hydra": lambda: check_registered(f"{module}:Env-v0"),
     }
     with pytest.raises(ConfigError, match=rf"{problem}") as caught:
         build.get(form, EnvFactory(config))()

@@ -12,9 +12,9 @@ from gymnasium import spaces
 from toy_envs import assert_equal_steps, here
 
 from maze_train import EnvConfig, EnvFactory, JointEnv
-from maze_train.config.option_files import is_registered
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.envs.pettingzoo import CyclingAgents, ParallelAgents, PettingZoo, installed
+from maze_train.envs.registered import check_registered
 
 pettingzoo = pytest.importorskip("pettingzoo")
 
@@ -446,7 +446,7 @@ def test_names_that_can_not_be_meant(name: str, kwargs: Any, message: str) -> No
     with pytest.raises(ConfigError, match=message):
         EnvFactory.from_any(env_id, **kwargs)()
     if "nearest" not in message:
-        assert is_registered(env_id), "the command line asks this"
+        check_registered(env_id)  # By the command line.
         return
     with pytest.raises(ConfigError, match=message):
-        is_registered(env_id)
+        check_registered(env_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from maze_train.config.loading import load_config
+from maze_train.config.compose import load_config
 from maze_train.config.writing import config_text, write_config
 from maze_train.tracking.tracker import CSVWriter, RunInfo
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from maze_train.config.loading import load_config
+from maze_train.config.compose import load_config
 from maze_train.core.checks import check_at_least
 from maze_train.core.conversion import config_to_dict
 from maze_train.core.errors import ConfigError

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from maze_train.config.loading import load_config
+from maze_train.config.compose import load_config
 from maze_train.run.train import make_runner
 from maze_train.training.contexts import available_disk, available_memory, find_device
 

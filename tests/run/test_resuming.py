@@ -12,14 +12,14 @@ import yaml
 
 from maze_train.algorithms.bc.config import BCAlgorithmConfig
 from maze_train.algorithms.off_policy.config import OffPolicyConfig
-from maze_train.config.loading import load_config
+from maze_train.config.compose import load_config
 from maze_train.config.options import list_options
 from maze_train.config.results import digests_of_files, leaves, matters
 from maze_train.config.writing import config_text
 from maze_train.core.conversion import config_to_dict
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.run_directory import checkpoint_name
-from maze_train.run.resuming import continued, run_to_resume, stored_settings
+from maze_train.run.resuming import continued, resumed_config, run_to_resume
 from maze_train.training.changes import changeable
 
 BASE: dict[str, Any] = {
@@ -195,10 +195,10 @@ def test_where_a_run_is_looked_for(run_dir, tmp_path):
 
 def test_settings_of_the_run_with_changes(run_dir):
     """Given settings override; another runner keeps the settings common to all runners."""
-    config = load_config(stored_settings(str(run_dir), {"total_steps": 7, "algorithm.n_epochs": 2}))
+    config = resumed_config(str(run_dir), {"total_steps": 7, "algorithm.n_epochs": 2})
     assert (config.total_steps, config.algorithm.n_epochs, config.seed) == (7, 2, 3)
     assert config.resume == str(run_dir)
-    config = load_config(stored_settings(str(run_dir), {"runner": "local", "runner.n_workers": 3}))
+    config = resumed_config(str(run_dir), {"runner": "local", "runner.n_workers": 3})
     assert config.runner.name == "local"
     assert (config.runner.concurrency, config.runner.torch_threads) == (4, 2)
     assert config.runner.n_workers == 3
@@ -210,7 +210,7 @@ def test_a_damaged_configuration_is_named(run_dir, text):
     """RunDirectoryError is raised for any invalid content."""
     (run_dir / "config.yaml").write_text(text)
     with pytest.raises(RunDirectoryError, match=r"config.yaml is damaged"):
-        stored_settings(str(run_dir), {})
+        resumed_config(str(run_dir), {})
 
 
 def test_a_run_of_an_older_version_has_the_defaults_of_new_settings(run_dir):

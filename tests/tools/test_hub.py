@@ -21,7 +21,7 @@ from hub_server import OWNER_TOKEN, HubServer
 
 from maze_train import load_policy, make_env, push_to_hub, run_rollout, train
 from maze_train.cli import main
-from maze_train.config.loading import load_config
+from maze_train.config.compose import load_config
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.run.saved_policies import read_source
 from maze_train.tools.hub import MAX_NBYTES, OMITTED, score_of_epoch, shared_settings

@@ -8,7 +8,7 @@ import pytest
 from cases import sweep
 
 from maze_train import ConfigError, TrainConfig, config_to_dict
-from maze_train.config.loading import load_config
+from maze_train.config.compose import load_config
 from maze_train.config.options import list_options
 from maze_train.config.search_config import SearchConfig, load_search_config, without_search
 from maze_train.core.conversion import field_of_key
