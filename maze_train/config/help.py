@@ -26,7 +26,8 @@ def _groups(folders: Sequence[str]) -> str:
         lines += textwrap.wrap(head + text, 96, subsequent_indent=" " * len(head))
     lines.append(f"  {'env=<id>':<28} any registered gymnasium id, such as CartPole-v1")
     for group in group_names():
-        options = [name for name in list_options(group, folders) if name != "default"]
+        shipped = {"default", *(list_options("env") if group == "env" else ())}
+        options = [name for name in list_options(group, folders) if name not in shipped]
         if group != "algorithm" and options:
             # Spaces allow line breaks and are removed below.
             text = f"{group}={'| '.join(options)}"
