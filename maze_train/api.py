@@ -8,7 +8,7 @@ from typing import Any
 
 from gymnasium import Env
 
-from maze_train.collect.player import RolloutGenerator
+from maze_train.collect.episode_pool import RolloutGenerator
 from maze_train.collect.recording import PlaySettings
 from maze_train.config.compose import load_config, load_settings
 from maze_train.config.rollout_config import load_rollout_config

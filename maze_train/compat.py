@@ -10,7 +10,7 @@ import torch
 
 from maze_train.algorithms.es.population import ESDistributedRollouts
 from maze_train.collect.actors import DistributedActors
-from maze_train.collect.player import PlayerWorker
+from maze_train.collect.episode_pool import EpisodeWorker
 from maze_train.core.errors import ShapeError
 from maze_train.core.types import Array, T, Tensor
 from maze_train.run.runner import TrainingRunner
@@ -25,7 +25,7 @@ SACRunner = SACDevRunner = SACLocalRunner = TrainingRunner
 
 SequentialDistributedActors = SubprocDistributedActors = DistributedActors
 ESDummyDistributedRollouts = ESSubprocDistributedRollouts = ESDistributedRollouts
-ESRolloutWorkerWrapper = PlayerWorker
+ESRolloutWorkerWrapper = EpisodeWorker
 ESAbortException = CallCancelledError
 
 

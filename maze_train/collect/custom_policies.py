@@ -1,20 +1,27 @@
-"""Wrapper for user-defined policies."""
+"""User-defined policies, and uniformly random actions."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+from gymnasium import spaces
+
 from maze_train.core.errors import ConfigError, MazeTrainError
+from maze_train.core.seeding import Seeds
 from maze_train.core.targets import member_of
+from maze_train.spaces.describe import FlatView
+from maze_train.spaces.masks import LegalChoices, random_action
 
 
 class UserPolicy:
     """User-defined policy: an object with a method `act(observation)`, or a function.
 
     Args:
-        policy: The policy. A method `reset` is optional, see `PolicyAgent`.
+        policy: The policy. A method `reset` is optional, see `UserRows`.
         key: Name of the setting, for messages.
 
     Attributes:
@@ -94,3 +101,37 @@ def check_are_new(policies: Sequence[Any]) -> None:
             "call, because each running episode needs a separate policy"
         )
         raise ConfigError("policy", problem, type(policies[0]).__name__)
+
+
+class UniformPolicy:
+    """Samples actions with `gymnasium.Space.sample`, or from the legal actions if there are masks.
+
+    Args:
+        observation_space: Observation space of one environment.
+        action_space: Action space of one environment.
+
+    Raises:
+        SpaceError: If a mask does not match the action space.
+    """
+
+    def __init__(
+        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+    ) -> None:
+        self._legal = LegalChoices(observation_space, action_space)
+        self._action = FlatView(copy.deepcopy(action_space))
+        self._generator = np.random.default_rng()
+
+    def reset(self, seed: int) -> None:
+        """Begin an episode, and seed the random number generators (seed >= 0)."""
+        seeds = Seeds(seed)
+        self._action.space.seed(seeds.integer("actions") % 2**31)
+        self._generator = seeds.generator("legal actions")
+
+    def act(self, observation: Any) -> Any:
+        """Sample a random action.
+
+        Raises:
+            SpaceError: If no action is legal.
+        """
+        legal = self._legal.read(observation) if self._legal.has_masks else ()
+        return random_action(self._action, legal, self._generator)

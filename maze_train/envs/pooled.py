@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.notices import warn
 from maze_train.core.seeding import episode_seed
-from maze_train.core.step_end import StepBatch
+from maze_train.core.step_end import EpisodeEnd, StepBatch
 from maze_train.envs.batch import StepReport
 from maze_train.envs.calls import CALL_ENVS, EnvCall, calls_to_state
 from maze_train.envs.facade import (
@@ -146,6 +146,9 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
             raise ConfigError("env_factories", "expected at least one factory", env_factories)
         backend = ThisProcess() if backend is None else backend
         self.can_be_restored = can_be_restored and autoreset
+        self.starts_itself = autoreset
+        self._paused: set[int] = set()
+        self._dropped: set[int] = set()  # Dropped by `begin`; reported by the next `advance`.
         self.first_env, self.total_envs = first_env, total_envs
         self.keeps_terminal_obs = keeps_terminal_obs
         # Differences found by the last `load_state_dict`.
@@ -207,6 +210,7 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
                 self._journal,
                 self.calls_made,
                 self._seeded_as,
+                self._paused,
             )
             if self._pool.may_restart:
                 self._repair.keep(buffers)
@@ -291,10 +295,14 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
             words = np.random.SeedSequence([*seeds.values()]).generate_state(1)
             seed = int(words[0]) if len(seeds) == self.num_envs else None
         arguments = self._seed_for(seed), options, seeds
+        self._paused.clear()
+        self._dropped.clear()
         if self._journal is not None:
             self._journal.begin(options, seeds)
         self._call("reset", *arguments)
         report = self._gather("reset", *arguments) or StepReport()
+        if not self.starts_itself:
+            self._paused.update(report.lost)
         if self._journal is not None:
             self._journal.ended(report.lost)
         return report
@@ -309,10 +317,32 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
             self._repair.remember()
         self._call("reset_rows", rows, options, seeds)
         report = self._gather("reset_rows", rows, options, seeds) or StepReport()
+        self._paused.difference_update(rows)
         if self._journal is not None:
             self._journal.ended(set(rows) - set(report.lost), (), options, seeds)
             self._journal.ended(report.lost)
         return report
+
+    @property
+    def playing(self) -> list[int]:
+        """Rows of the environments that are not paused."""
+        return [row for row in range(self.num_envs) if row not in self._paused]
+
+    def begin(self, seeds: Mapping[int, int]) -> None:
+        """Begin episodes in paused environments, with the given seed per row."""
+        waiting = dict(seeds)
+        while waiting:
+            lost = set(self._reset_rows(list(waiting), None, waiting).lost)
+            # A restarted worker that cannot restore its environments pauses all of them.
+            self._paused |= lost
+            self._dropped |= lost - seeds.keys()
+            waiting = {row: seed for row, seed in waiting.items() if row in lost}
+
+    def advance(self, actions: ArrayTree) -> dict[int, EpisodeEnd | None]:
+        """Step the environments that play; see `collect.play.PlayableEnv`."""
+        dropped = dict[int, EpisodeEnd | None].fromkeys(self._dropped)
+        self._dropped.clear()
+        return dropped | super().advance(actions)
 
     def _seeds_by_index(self, seed: int | Sequence[int | None] | None) -> dict[int, int]:
         """Return the seeds of the next episodes of a reset with `seed`; see `reset`."""
@@ -347,7 +377,9 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
 
     def _add_report(self, batch: StepBatch[Array], report: StepReport) -> None:
         """Add the episode ends and infos of a report to a batch."""
-        if self._journal is not None:
+        if not self.starts_itself:
+            self._paused.update((end.env for end in report.ends), report.lost)
+        elif self._journal is not None:
             self._journal.ended([end.env for end in report.ends], report.continuing)
             self._journal.ended(report.lost)
         batch.ends, batch.infos, batch.has_gaps = report.ends, report.infos, bool(report.lost)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from maze_train.core.notices import warn
@@ -32,6 +32,7 @@ class WorkerRepair:
             contain the seeds of the episodes.
         calls: All calls of the environments.
         seeded_as: See `SliceSettings`.
+        paused: Indices of the paused environments, which are not restored.
     """
 
     def __init__(
@@ -43,10 +44,12 @@ class WorkerRepair:
         journal: Journal | None,
         calls: list[EnvCall],
         seeded_as: tuple[int, int],
+        paused: Set[int],
     ) -> None:
         self._pool, self._slices, self._spaces = pool, slices, spaces
         self._memory, self._journal, self._calls = memory, journal, calls
         self._first, self._num_envs = seeded_as
+        self._paused = paused
         self._obs: dict[str, Array] = {}
         self._pairs: list[tuple[Array, Array]] = []
 
@@ -116,7 +119,8 @@ class WorkerRepair:
         if method != "reset" and self._journal.has_begun:
             part = self._slices[index]
             records = [self._journal.record_of(i, self._obs, self._rewards) for i in part]
-            problems = self._pool.ask(index, "restore", root, self._calls, records, False)
+            paused = [i - part.start for i in part if i in self._paused]
+            problems = self._pool.ask(index, "restore", root, self._calls, records, False, paused)
             for _, problem in problems:
                 text = f"{worker_names('worker', self._slices)[index]}: {problem.text}"
                 if not problem.is_rounding:

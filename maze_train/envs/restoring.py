@@ -66,6 +66,8 @@ class TrainingSlice(EnvSlice):
     def begin_anew(self, seed: int, episodes: Sequence[int]) -> StepReport:
         """Drop the running episodes and begin the next episode in every environment.
 
+        Without `autoreset`, the environments are paused instead.
+
         Args:
             seed: Seed of the sequence of episodes.
             episodes: Number of episodes begun so far, by environment.
@@ -73,8 +75,12 @@ class TrainingSlice(EnvSlice):
         self._begin_run(seed)
         self.end.fill(DROPPED)
         report = StepReport(lost=[self._first + i for i in range(len(self.envs))])
+        if not self._settings.autoreset:
+            self.rest()
         for i, count in enumerate(episodes):
             self._run[i].episodes_started = count
+            if i in self.resting:
+                continue
             info = self.start(i, self._run[i].next())
             if self._settings.step_infos:
                 report.infos.append((self._first + i, info))
@@ -102,6 +108,7 @@ class TrainingSlice(EnvSlice):
         calls: Sequence[EnvCall],
         records: Sequence[EpisodeRecord],
         allow_new_episodes: bool,
+        paused: Collection[int] = (),
     ) -> list[tuple[int, Difference]]:
         """Restore every environment by replaying the actions of its record.
 
@@ -112,6 +119,7 @@ class TrainingSlice(EnvSlice):
             allow_new_episodes: Whether to begin a new episode if a replay differs from its record.
                 If the difference is within rounding, the episode always continues, with the
                 recorded observation.
+            paused: Rows of the environments that are paused instead.
 
         Returns:
             Index and difference of each environment whose replay differed.
@@ -120,6 +128,12 @@ class TrainingSlice(EnvSlice):
         self._calls = list(calls)
         problems = []
         for i, record in enumerate(records):
+            if i in paused:
+                self._make_calls(i, len(calls))
+                self._restore_obs(i, record)
+                self.resting.add(i)
+                self._arrange()
+                continue
             try:
                 problem = self._replay(i, record)
             except CallCancelledError:

@@ -25,7 +25,14 @@ from maze_train.envs.monitoring import (
     own_state,
 )
 from maze_train.envs.types import Env, Reset
-from maze_train.envs.vector import Array, StepBuffers, masked_writer, note_on_lists, row_writer
+from maze_train.envs.vector import (
+    Array,
+    ArrayTree,
+    StepBuffers,
+    masked_writer,
+    note_on_lists,
+    row_writer,
+)
 from maze_train.spaces.agents import agent_spaces, agents_of
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import mask_layout
@@ -90,6 +97,8 @@ class EnvSlice(Worker):
 
     Attributes:
         envs: The environments.
+        num_envs: Number of environments n.
+        agents: Names of the agents; empty in single-agent environments.
         observation: View of the observation space.
         action: View of the action space.
         playing: Rows of the environments that are not paused, in increasing order.
@@ -108,6 +117,7 @@ class EnvSlice(Worker):
         SpaceError: If a space cannot be flattened.
     """
 
+    starts_itself = False
     obs: dict[str, Array]
     final_obs: dict[str, Array]
     actions: dict[str, Array]
@@ -124,7 +134,8 @@ class EnvSlice(Worker):
         context: WorkerContext,
     ) -> None:
         self.envs = build_envs(factories.value, number)
-        self._first, self._num_envs, self._number = first, num_envs, number
+        self.num_envs = len(self.envs)
+        self._first, self._total_envs, self._number = first, num_envs, number
         self._settings, self._context = settings, context
         self._skips = settings.on_non_finite == "skip"
         with closed_on_error(self.envs):
@@ -136,9 +147,9 @@ class EnvSlice(Worker):
         for inner in (env.unwrapped for env in self.envs if self._skips):
             if agent_spaces(inner.observation_space, inner.action_space) is not None:
                 cast("JointEnv", inner).skips_non_finite = True
-        self._agents = agents_of((self.observation.space, self.action.space))
+        self.agents = agents_of((self.observation.space, self.action.space))
         keys = settings.info_keys
-        self._keys = None if keys is None else required_keys(keys, self._agents)
+        self._keys = None if keys is None else required_keys(keys, self.agents)
         self._next_seed: SeedSource = lambda i: None
         self._unplayed: dict[int, dict[str, Any]] = {}
         self._calls: list[EnvCall] = []
@@ -192,7 +203,7 @@ class EnvSlice(Worker):
         Raises:
             SpaceError: If a mask in the observations does not match the action space.
         """
-        columns = StepBuffers.columns(self.observation, self.action, self._num_envs)
+        columns = StepBuffers.columns(self.observation, self.action, self._total_envs)
         buffers = StepBuffers.over(memory.buffer, columns)
         part = buffers.rows(self._first, self._first + len(self.envs))
         self.obs, self.final_obs, self.actions = part.obs, part.final_obs, part.actions
@@ -214,19 +225,20 @@ class EnvSlice(Worker):
     def _row(self, i: int) -> dict[str, Array]:
         return {key: column[i] for key, column in self.obs.items()}
 
-    def seed_from(self, source: SeedSource) -> None:
-        """Set the source of seeds for new episodes."""
-        self._next_seed = source
+    def begin(self, seeds: Mapping[int, int]) -> None:
+        """Begin episodes in paused environments, with the given seed per row."""
+        for i, seed in seeds.items():
+            self.start(i, seed)
 
-    def begin(self) -> list[int]:
-        """Begin an episode in each paused environment that has a next seed; return the rows."""
-        began = []
-        for i in sorted(self.resting):
-            seed = self._next_seed(i)
-            if seed is not None:
-                self.start(i, seed)
-                began.append(i)
-        return began
+    def advance(self, actions: ArrayTree) -> dict[int, EpisodeEnd | None]:
+        """Step the environments that play; see `collect.play.PlayableEnv`."""
+        rows = self.rows
+        for key, column in (actions if isinstance(actions, dict) else {"": actions}).items():
+            self.actions[key][rows] = column[: len(rows)]
+        report = self.step()
+        if report is None:
+            return {}
+        return {**{end.env: end for end in report.ends}, **dict.fromkeys(report.lost)}
 
     def start(self, i: int, seed: int, options: dict[str, Any] | None = None) -> dict[str, Any]:
         """Begin an episode in a new game; return the info."""
@@ -424,7 +436,7 @@ class EnvSlice(Worker):
         if kept != "none":
             self._write_final_obs(i, obs)
         # The final info is read before the reset, because the environment may reuse the dict.
-        end = episode_end(self._first + i, faults.checked_info(info), self._keys, self._agents)
+        end = episode_end(self._first + i, faults.checked_info(info), self._keys, self.agents)
         try:
             faults.check_finite_reward(self.rewards[i])
             if kept == "all" or (kept == "truncated" and not terminated):

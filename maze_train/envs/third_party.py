@@ -248,6 +248,11 @@ class ThirdPartyVectorEnv(MazeVectorEnv, ABC):
             self._lives.apply(batch, infos)
         return batch
 
+    @property
+    def playing(self) -> list[int]:
+        """Rows of the environments that the next step does not only reset."""
+        return np.flatnonzero(~self._resetting).tolist()
+
     @abstractmethod
     def _make_call(self, call: EnvCall) -> None:
         """Apply a call to all environments."""

@@ -18,7 +18,7 @@ from gymnasium.vector.utils import batch_space
 
 from maze_train.core.errors import EnvError, SpaceError
 from maze_train.core.seeding import draw_seed
-from maze_train.core.step_end import StepBatch
+from maze_train.core.step_end import DROPPED, EpisodeEnd, StepBatch
 from maze_train.envs.calls import EnvCall, new_calls
 from maze_train.envs.facade import (
     ArgumentError,
@@ -113,6 +113,14 @@ class MazeVectorEnv(CallableEnvs):
     notify: Callable[[str], object] | None = None
     is_exact: bool = True
     """Whether `load_state_dict` restored the episodes exactly."""
+    starts_itself: bool = True
+    """Whether the next episode begins without `begin`; otherwise environments are paused."""
+    obs: ArrayTree
+    """Current observations, after `begin_all` or `advance`."""
+    rewards: Array
+    """Rewards of the last `advance`."""
+    end: Array
+    """`StepEnd` codes of the last `advance`."""
     frame_stack: dict[str, int]
     monitored: bool
     agents: tuple[str, ...]
@@ -236,6 +244,33 @@ class MazeVectorEnv(CallableEnvs):
     @abstractmethod
     def _finish_step(self) -> StepBatch[Array]:
         """Finish the step started by `step_async`."""
+
+    @property
+    def playing(self) -> list[int]:
+        """Rows of the environments that play: not paused, and not reset by the next step."""
+        return list(range(self.num_envs))
+
+    def begin_all(self, seed: int) -> None:
+        """Begin an episode in every environment, before `advance`."""
+        self.obs, _ = self.reset(seed=seed)
+
+    def begin(self, seeds: Mapping[int, int]) -> None:
+        """Begin episodes in paused environments, with the given seed per row."""
+        raise EnvError(f"{type(self).__name__} does not pause environments")
+
+    def advance(self, actions: ArrayTree) -> dict[int, EpisodeEnd | None]:
+        """Step the environments that play; see `collect.play.PlayableEnv`."""
+        rows = self.playing
+        if len(rows) < self.num_envs:
+            columns = self._buffers.actions
+            for key, part in self._parts_of(actions).items():
+                columns[key][rows] = part
+            actions = columns[""] if self._action.is_single else columns
+        self.step_async(actions)
+        batch = self.receive()
+        self.obs, self.rewards, self.end = batch.obs, batch.rewards, batch.end
+        dropped = np.flatnonzero(batch.end == DROPPED).tolist() if batch.has_gaps else []
+        return {**{end.env: end for end in batch.ends}, **dict.fromkeys(dropped)}
 
     def _check_not_stepping(self, call: str) -> None:
         if self.closed:

@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import Env
 from gymnasium.utils.env_checker import check_env as check_gymnasium_api
 
-from maze_train.collect.uniform import UniformPolicy
+from maze_train.collect.custom_policies import UniformPolicy
 from maze_train.core.errors import ConfigError
 from maze_train.core.types import leaves_by_key
 from maze_train.envs.config import EnvConfig

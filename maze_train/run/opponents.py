@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from maze_train.collect.custom_policies import UniformPolicy
 from maze_train.collect.episodes import return_of_team
-from maze_train.collect.uniform import UniformPolicy
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.errors import ConfigError
 from maze_train.core.notices import notify

@@ -11,16 +11,16 @@ from typing import Any
 from torch import nn
 
 from maze_train.collect.custom_policies import built_policy
-from maze_train.collect.episode_runner import RowAgent
-from maze_train.collect.fixed_policies import fixed_policy
-from maze_train.collect.player import (
+from maze_train.collect.episode_pool import (
     RANDOM,
-    agent_maker,
     check_policy_spaces,
     model_of,
+    rows_maker,
     spaces_of_policy,
 )
-from maze_train.collect.row_agents import PolicyAgent, model_agent, random_agent
+from maze_train.collect.fixed_policies import fixed_policy
+from maze_train.collect.play import RowPolicy
+from maze_train.collect.row_policies import UserRows, model_rows, random_rows
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
 from maze_train.config.train_config import TrainConfig
@@ -53,7 +53,7 @@ class RolloutPolicy:
     settings: dict[str, Any]
     """Plain values that identify the policy."""
 
-    make_agent: Callable[[EnvSlice], RowAgent]
+    make_rows: Callable[[EnvSlice], RowPolicy]
     """Builds the agent for a slice of environments; may be called in other processes."""
 
     spaces: tuple[Any, Any] = (None, None)
@@ -120,7 +120,7 @@ def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
         return RolloutPolicy(
             saved.config.algorithm.name,
             {**settings, "deterministic": config.deterministic},
-            partial(_trained_agent, saved, config.deterministic),
+            partial(_trained_rows, saved, config.deterministic),
             saved.spaces,
             config.deterministic,
             saved.run_dir,
@@ -129,27 +129,29 @@ def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
         )
     if not isinstance(config.policy, dict):
         name = "policies" if config.policies else RANDOM
-        return RolloutPolicy(name, {"policy": RANDOM}, random_agent)
+        return RolloutPolicy(name, {"policy": RANDOM}, random_rows)
     build = partial(build_target, config.policy, key="policy")
     target = config.policy[TARGET]
     is_given = isinstance(target, InlineObject)
     found = target.value if is_given else built_policy(build)
-    agent = agent_maker(found, config.deterministic)
+    make_rows = rows_maker(found, config.deterministic)
     is_model = model_of(found) is not None
     if not is_given and not is_model:
-        agent = partial(PolicyAgent, build)  # Some instances do not support copying.
+        make_rows = partial(UserRows, build)  # Some instances do not support copying.
     name = str(target).replace(":", ".").rpartition(".")[2].strip("<>")
     chance = config.deterministic if is_model else None
-    return RolloutPolicy(name, {"policy": config.policy}, agent, spaces_of_policy(found), chance)
+    return RolloutPolicy(
+        name, {"policy": config.policy}, make_rows, spaces_of_policy(found), chance
+    )
 
 
-def _trained_agent(saved: SavedPolicy, deterministic: bool, envs: EnvSlice) -> RowAgent:
+def _trained_rows(saved: SavedPolicy, deterministic: bool, envs: EnvSlice) -> RowPolicy:
     model: Any = saved.make_model()
     several = agent_spaces(envs.observation.space, envs.action.space)
     if several is not None:  # Use the order of agents in the environment.
         owners = {agent: model.agents[agent] for agent in several.agents}
         model = JointModel(modules_of(model), owners)
-    return model_agent(model, envs, deterministic)
+    return model_rows(model, envs, deterministic)
 
 
 @dataclass(frozen=True)
@@ -265,7 +267,7 @@ def with_policies(
         base,
         label=", ".join(f"{policy}: {named.title}" for policy, named in found.items()),
         settings={"policies": described},
-        make_agent=partial(_agent_of, found, owners, config.deterministic),
+        make_rows=partial(_rows_of, found, owners, config.deterministic),
         spaces=spaces,
         deterministic=config.deterministic if learned else None,
         owners=owners,
@@ -336,11 +338,11 @@ def _agents(
     return found
 
 
-def _agent_of(
+def _rows_of(
     policies: Mapping[str, NamedPolicy],
     owners: Mapping[str, str],
     deterministic: bool,
     envs: EnvSlice,
-) -> RowAgent:
+) -> RowPolicy:
     models = {policy: named.make_model() for policy, named in policies.items()}
-    return model_agent(JointModel(models, owners), envs, deterministic)
+    return model_rows(JointModel(models, owners), envs, deterministic)

@@ -11,8 +11,8 @@ from typing import Any
 
 import gymnasium
 
-from maze_train.collect.episode_runner import PlayedEpisode
-from maze_train.collect.player import RolloutPlayer
+from maze_train.collect.episode_pool import EpisodePool
+from maze_train.collect.play import PlayedEpisode
 from maze_train.collect.recording import PlaySettings, ffmpeg_path
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.core.conversion import config_to_dict
@@ -130,21 +130,22 @@ class RolloutRunner:
         ):
             match = self._match()
             output_dir, writer = stack.enter_context(self._new_output_dir()), None
-            player = self._player(match.policy, output_dir / VIDEOS)
-            stack.callback(close_quietly, player)
+            pool = self._pool(output_dir / VIDEOS)
+            stack.callback(close_quietly, pool)
+            pool.set_policy(match.policy.make_rows, "policy")
             if config.record_dir is not None:
                 writer = self._trajectory_writer(match, Path(config.record_dir))
             stack.enter_context(guarded(output_dir, output_dir))
             self._write_config(output_dir)
             if config.record and writer is None:
                 writer = self._trajectory_writer(match, output_dir / TRAJECTORIES)
-            episodes = self._play(match, player, output_dir, writer, interruption)
+            episodes = self._play(match, pool, output_dir, writer, interruption)
         return RolloutResult(output_dir, episodes, match.summary(episodes))
 
     def _play(
         self,
         match: Match,
-        player: RolloutPlayer,
+        pool: EpisodePool,
         output_dir: Path,
         writer: TrajectoryWriter | None,
         interruption: Interruption,
@@ -160,7 +161,7 @@ class RolloutRunner:
                     try:
                         with interruption.immediate(), progress:
                             progress.say([self._title(match.policy)])
-                            for episode in player.play(seeds, on_step=progress.steps):
+                            for episode in pool.play(seeds, on_step=progress.steps):
                                 with interruption.deferred():
                                     _keep(episode, episodes, writer)
                                     files.add(episode)
@@ -169,8 +170,8 @@ class RolloutRunner:
                     finally:
                         # Finished episodes that follow unfinished ones.
                         kept = {episode.number for episode in episodes}
-                        for number in sorted(player.waiting.keys() - kept):
-                            _keep(player.waiting[number], episodes, writer)
+                        for number in sorted(pool.waiting.keys() - kept):
+                            _keep(pool.waiting[number], episodes, writer)
                 reason = FINISHED
             except KeyboardInterrupt:
                 reason = INTERRUPTED
@@ -180,7 +181,7 @@ class RolloutRunner:
                     "stop_reason": reason,
                     **self._content(match, episodes),
                     "wall_time_s": time.monotonic() - began,
-                    "worker_restarts": player.worker_restarts,
+                    "worker_restarts": pool.worker_restarts,
                     "versions": dict(versions()),
                 }
                 files.finish(episodes, content)
@@ -195,17 +196,16 @@ class RolloutRunner:
             notify(note)
         return episodes
 
-    def _player(self, policy: RolloutPolicy, video_dir: Path) -> RolloutPlayer:
-        """Build the object that plays the episodes, in this process or in workers."""
+    def _pool(self, video_dir: Path) -> EpisodePool:
+        """Build the environments and workers that play the episodes."""
         config = self.config
         settings = PlaySettings(
             record=config.record,
             video_dir=str(video_dir) if config.video else None,
             video_every=config.video_interval,
         )
-        return RolloutPlayer(
+        return EpisodePool(
             self.env_factory,
-            policy.make_agent,
             settings,
             config.runner.make_backend(),
             num_envs=min(config.runner.concurrency, len(config.episode_seeds)),

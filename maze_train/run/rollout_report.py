@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from maze_train.collect.episode_runner import PlayedEpisode
 from maze_train.collect.episodes import return_of_team, spread
+from maze_train.collect.play import PlayedEpisode
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.names import SUMMARY
 from maze_train.core.report import text_table

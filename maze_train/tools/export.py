@@ -18,8 +18,8 @@ from gymnasium import spaces
 from gymnasium.spaces import Box
 from torch import nn
 
+from maze_train.collect.episode_pool import RolloutGenerator
 from maze_train.collect.fixed_policies import FixedPolicy
-from maze_train.collect.player import RolloutGenerator
 from maze_train.config.commands import ExportConfig
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
 from maze_train.core.checks import absolute_path, check_one_of

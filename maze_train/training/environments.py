@@ -68,6 +68,7 @@ def build_vector_env(
         on_non_finite=on_non_finite,
         keeps_terminal_obs=keeps_terminal_obs,
         can_be_restored=can_be_restored,
+        autoreset=training,  # Evaluations begin each of their episodes.
         first_env=first_env,
         total_envs=total_envs,
         info_keys=info_keys,

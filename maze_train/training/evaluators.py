@@ -15,13 +15,9 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze_train.collect.episode_runner import (
-    BatchedAgent,
-    EpisodeRunner,
-    PlayedEpisode,
-    VectorEpisodes,
-)
 from maze_train.collect.episodes import TrainingEpisodeEvents, spread
+from maze_train.collect.play import EpisodePlan, EpisodeRunner, PlayedEpisode
+from maze_train.collect.row_policies import BatchRows
 from maze_train.core.checks import check_at_least, check_one_of
 from maze_train.core.errors import CallbackError, ConfigError, EnvError, did_you_mean, nearest
 from maze_train.core.notices import notify, warn
@@ -116,8 +112,9 @@ class RolloutEvaluator(Evaluator):
     instead would be biased towards short episodes.
 
     Environments are stepped together, and the policy acts on the whole batch on the training
-    device. `RolloutPlayer` instead acts for each episode separately, so that an episode is
-    bit-for-bit independent of other episodes; this is about three times slower for image networks.
+    device. An environment is reset once per episode, and paused after its last one. `EpisodePool`
+    instead acts for each episode separately, so that an episode is bit-for-bit independent of other
+    episodes; this is about three times slower for image networks.
 
     Args:
         make_env: Builds a given number of vectorised environments; called at the first evaluation.
@@ -213,9 +210,10 @@ class RolloutEvaluator(Evaluator):
         reported: dict[str, Array] = {}
         # A custom evaluator may pass its `TrainedPolicy` to this evaluator.
         model = policy.model if isinstance(policy, TrainedPolicy) else policy
-        episodes = VectorEpisodes(env, self._seed)
-        agent = BatchedAgent(model, episodes, self.deterministic, self._seed)
-        runner = EpisodeRunner(episodes, agent, on_step=self.on_step)
+        rows = BatchRows(model, env, self.deterministic, self._seed)
+        plan = EpisodePlan(self._seed, n, env.num_envs)
+        runner = EpisodeRunner(env, rows, plan, on_step=self.on_step)
+        env.begin_all(self._seed)
         while missing:
             for played in runner.step():
                 lost += played.lost
@@ -224,14 +222,13 @@ class RolloutEvaluator(Evaluator):
                         f"{lost} episodes were aborted in an evaluation of {n} episodes: the "
                         "environment repeatedly returns non-finite values, or its workers fail"
                     )
-                number = played.number
-                if played.lost or number >= n:
+                if played.lost:
                     continue
-                missing -= 1
+                number, missing = played.number, missing - 1
                 returns[number], lengths[number] = played.fitness, played.length
                 for name, value in self._metrics_of(played, env.agents).items():
                     reported.setdefault(name, np.full(n, np.nan))[number] = value
-        agent.stop()  # Drops the running episodes.
+        rows.close()
         return returns, lengths, reported
 
     def _metrics_of(self, played: PlayedEpisode, agents: Sequence[str]) -> dict[str, float]:

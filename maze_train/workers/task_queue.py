@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from maze_train.workers.pool import WorkerFailedError, WorkerPool, check_spaces
@@ -36,13 +36,13 @@ class TaskQueue(Generic[Result]):
 
     Args:
         pool: Newly created workers. The pool is closed if a worker fails.
-        slots: Number of concurrent tasks per worker (>= 1).
+        slots: Number of concurrent tasks of each worker (>= 1).
         number_of: Returns the task number of a result.
 
     Attributes:
         capacity: Total number of concurrent tasks.
-        most_tasks: Maximum number of tasks per worker, including waiting tasks that keep all slots
-            busy.
+        most_tasks: Maximum number of tasks of each worker, including waiting tasks that keep all
+            slots busy.
         next: Number of the next new task.
         spaces: Observation and action space of one environment.
 
@@ -51,9 +51,11 @@ class TaskQueue(Generic[Result]):
         SpaceError: If the spaces of the environments differ.
     """
 
-    def __init__(self, pool: WorkerPool, slots: int, number_of: Callable[[Result], int]) -> None:
-        self.capacity = slots * len(pool)
-        self.most_tasks = slots + slots // 2 + 1
+    def __init__(
+        self, pool: WorkerPool, slots: Sequence[int], number_of: Callable[[Result], int]
+    ) -> None:
+        self.capacity = sum(slots)
+        self.most_tasks = [own + own // 2 + 1 for own in slots]
         self.next = 0
         self._pool, self._slots, self._number_of = pool, slots, number_of
         self._states = [_WorkerState() for _ in range(len(pool))]
@@ -174,7 +176,7 @@ class TaskQueue(Generic[Result]):
         return found
 
     def hand_out(self, limit: int) -> dict[int, list[int]]:
-        """Assign tasks to the workers with the fewest tasks, starting with tasks to repeat.
+        """Assign tasks to the least busy workers, starting with tasks to repeat.
 
         Returns:
             The new tasks of each worker.
@@ -182,8 +184,8 @@ class TaskQueue(Generic[Result]):
         given: dict[int, list[int]] = {}
         made = [i for i in range(len(self._pool)) if not self._states[i].preparations]
         while made and (self._again or self.next < limit):
-            index = min(made, key=lambda i: len(self._states[i].tasks))
-            if len(self._states[index].tasks) >= self.most_tasks:
+            index = min(made, key=lambda i: len(self._states[i].tasks) - self.most_tasks[i])
+            if len(self._states[index].tasks) >= self.most_tasks[index]:
                 break
             if self._again:
                 number = self._again.pop(0)
@@ -222,7 +224,7 @@ class TaskQueue(Generic[Result]):
             self._call(index, method, *args)
 
     def _check_spaces(self, index: int, spaces: tuple[Any, Any]) -> None:
-        check_spaces(index * self._slots, spaces, self.spaces)
+        check_spaces(sum(self._slots[:index]), spaces, self.spaces)
 
     def _blame(self, state: _WorkerState, failure: WorkerFailedError) -> str:
         """Count the failure for all tasks that may have caused it; return a message text."""

@@ -25,7 +25,7 @@ from maze_train.algorithms.es.population import (
     trained_size,
 )
 from maze_train.algorithms.es.trainer import ESTrainer
-from maze_train.collect.episode_runner import ObservationMoments, PlayedEpisode
+from maze_train.collect.play import ObservationMoments, PlayedEpisode
 from maze_train.core.errors import TrainingError
 from maze_train.core.step_end import DROPPED, TERMINATED
 from maze_train.learner.config import Progress, Schedule
@@ -48,7 +48,7 @@ CAPACITY = 6
 @pytest.fixture(autouse=True)
 def step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make workers return after each step on any machine."""
-    monkeypatch.setattr("maze_train.collect.player.LONGEST_S", 0.0)
+    monkeypatch.setattr("maze_train.collect.episode_pool.LONGEST_S", 0.0)
 
 
 class ScriptedRollouts(ESDistributedRollouts):
@@ -60,7 +60,7 @@ class ScriptedRollouts(ESDistributedRollouts):
         lost: Whether an episode is lost, by iteration and member.
     """
 
-    worker_restarts = steps_made = ended = 0  # type: ignore[assignment]
+    ended = 0
 
     def __init__(self, model: Any, length: Any, lost: Any) -> None:
         self.noise_table = SharedNoiseTable(500, seed=1)
@@ -68,17 +68,16 @@ class ScriptedRollouts(ESDistributedRollouts):
         self.length, self.lost = length, lost
         self.begun: list[tuple[int, float]] = []
         self.limits: list[int] = []
-        # Replaces queue, pool and weights, because there are no workers.
-        absent: Any = Mock(capacity=CAPACITY)
-        self._queue = self._pool = self._writer = self._weights = absent
-        self._round = 0
+        self._writer = self._weights = Mock()  # There are no workers.
+        played = {"capacity": CAPACITY, "steps_made": 0, "worker_restarts": 0}
+        self.pool: Any = Mock(**played, run=self._run)
 
     def generate_rollouts(self, iteration: int, noise_stddev: float, *args: Any) -> Any:
         """Return the pairs of an iteration."""
         self.begun.append((iteration, noise_stddev))
         return super().generate_rollouts(iteration, noise_stddev, *args)
 
-    def _play(self, round_: int, numbers: Any, task_of: Any, limit_of: Any, *args: Any) -> Any:
+    def _run(self, numbers: Any, episode_of: Any, limit_of: Any, *args: Any) -> Any:
         """Yield the episodes of all members up to a limit."""
         iteration, played = self.begun[-1][0], list[PlayedEpisode]()
         try:
@@ -87,7 +86,7 @@ class ScriptedRollouts(ESDistributedRollouts):
                     self.limits.append(limit_of(number))
                     found = range(number, self.limits[-1])
                     played += [self.result(iteration, member) for member in found]
-                    self.steps_made += sum(episode.length for episode in played[number:])
+                    self.pool.steps_made += sum(episode.length for episode in played[number:])
                 yield played[number]
         finally:
             self.ended += 1
@@ -214,7 +213,8 @@ def test_the_shortest_prefix_that_is_enough(
             gone = [m for m in range(members[-1]) if rules[1](iteration, m)]
             assert metrics.get("train/lost_episodes", 0.0) == len(gone)
             counts.append(num_steps)
-            assert metrics["population/steps_dropped"] == rollouts.steps_made - sum(counts) >= 0
+            dropped = rollouts.pool.steps_made - sum(counts)
+            assert metrics["population/steps_dropped"] == dropped >= 0
             # Observations of other pairs are not counted.
             assert float(trainer.model.normalizer.count) == sum(counts)  # type: ignore[union-attr]
         assert [iteration for iteration, _ in rollouts.begun] == [0, 1, 2]
@@ -289,7 +289,7 @@ def test_used_steps_end_training() -> None:
         assert summary.env_steps == 40 == sum(p.num_steps for ps in learner.pairs for p in ps)
         rows = trainer.tracker.history
         assert [row["env_steps"] for row in rows] == [20, 40]
-        assert rollouts.steps_made == 40 + rows[-1]["population/steps_dropped"] > 40
+        assert rollouts.pool.steps_made == 40 + rows[-1]["population/steps_dropped"] > 40
 
 
 # -- with environments ---------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from torch import nn
 from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.es.learner import ESLearner, EvaluatedPopulation
 from maze_train.algorithms.es.population import ESRolloutResult, SharedNoiseTable
-from maze_train.collect.episode_runner import ObservationMoments, PlayedEpisode
+from maze_train.collect.play import ObservationMoments, PlayedEpisode
 from maze_train.core.errors import TrainingError
 from maze_train.core.step_end import TERMINATED
 from maze_train.functional.moments import batch_moments

@@ -13,9 +13,9 @@ from actor_envs import ACTIONS, OBSERVATIONS, ActorEnv
 from es_problems import WalkEnv, model_for
 from gymnasium import spaces
 
-from maze_train.collect.episode_runner import EpisodeTask
-from maze_train.collect.row_agents import PolicyAgent, model_agent, random_agent
-from maze_train.collect.uniform import UniformPolicy
+from maze_train.collect.custom_policies import UniformPolicy
+from maze_train.collect.play import Episode
+from maze_train.collect.row_policies import UserRows, model_rows, random_rows
 from maze_train.core.errors import ConfigError, SpaceError
 from maze_train.envs.faults import EpisodeError
 from maze_train.envs.slice import EnvSlice
@@ -35,9 +35,9 @@ def started(make, count=3):
 def acting(make, make_policy, count=3):
     """Return the actions of policies at the beginning of episodes."""
     envs = started(make, count)
-    agent = PolicyAgent(make_policy, envs)
+    agent = UserRows(make_policy, envs)
     for i in range(count):
-        agent.begin(i, EpisodeTask(0, 0, i))
+        agent.begin(i, Episode(0, 0, i))
     return agent.act()
 
 
@@ -54,7 +54,7 @@ def test_observations_are_those_of_the_environment():
 
     make = partial(ActorEnv, "dict", "dict")
     envs = started(make)
-    actions = PolicyAgent(lambda: policy, envs).act()
+    actions = UserRows(lambda: policy, envs).act()
     for column in envs.obs.values():
         column[:] = 0
     for i, observation in enumerate(seen):
@@ -128,12 +128,12 @@ def test_the_beginning_of_episodes(policy, expected):
 
     envs = EnvSlice.for_playing([WalkEnv] * 3)
     envs.start(1, 10)
-    agent = PolicyAgent(make_policy, envs)
+    agent = UserRows(make_policy, envs)
     assert len(built) == 3
-    agent.begin(1, EpisodeTask(0, 0, 41))
+    agent.begin(1, Episode(0, 0, 41))
     agent.act()
     agent.act()
-    agent.begin(1, EpisodeTask(0, 0, 42))
+    agent.begin(1, Episode(0, 0, 42))
     assert [one.calls for one in built] == [[], expected, []]
 
 
@@ -141,7 +141,7 @@ def test_one_object_for_several_episodes_is_refused():
     """A factory that returns the same object twice raises ConfigError."""
     shared = reset_of(reset_by_name)()
     with pytest.raises(ConfigError, match="same object twice; it must create a new object"):
-        PolicyAgent(lambda: shared, started(WalkEnv))
+        UserRows(lambda: shared, started(WalkEnv))
 
 
 @pytest.mark.parametrize(
@@ -235,9 +235,9 @@ def test_random_actions_are_uniform():
 def test_random_actions_lie_in_the_space(kind):
     """Random actions cover the whole action space."""
     envs = started(partial(WalkEnv, "box", kind), 8)
-    agent = random_agent(envs)
+    agent = random_rows(envs)
     for i in range(8):
-        agent.begin(i, EpisodeTask(0, 0, i))
+        agent.begin(i, Episode(0, 0, i))
     drawn = [agent.act() for _ in range(40)]
     if kind == "box":
         found = np.concatenate(drawn)
@@ -257,9 +257,9 @@ def test_models_act_as_they_are(policy):
     """Frozen models act the same way; mode and weights are not changed."""
     model = model_for(WalkEnv, policy)
     envs = started(WalkEnv)
-    expected = model_agent(model, envs).act()
+    expected = model_rows(model, envs).act()
     frozen = model_for(WalkEnv, policy).requires_grad_(False)
-    agent = model_agent(frozen, envs)
+    agent = model_rows(frozen, envs)
     np.testing.assert_array_equal(agent.act(), expected)
     assert agent._population._memory.nbytes == 0  # one copy of the weights for all rows
     assert envs.action.space.contains(expected[0])
@@ -275,7 +275,7 @@ def test_an_actor_critic_acts_as_its_policy_does(memory, shared):
     config = ModelConfig(hidden_sizes=[6], rnn=memory, shared_trunk=shared)
     model = build_actor_critic(config, *found, seed=3).train()
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    agent, expected = model_agent(model, envs), TrainedPolicy(model, *found)
+    agent, expected = model_rows(model, envs), TrainedPolicy(model, *found)
     for _ in range(5):
         actions = agent.act()
         assert isinstance(actions, np.ndarray)

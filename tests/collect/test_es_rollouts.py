@@ -69,12 +69,12 @@ def test_no_more_than_expected_is_played(start, num_envs):
     rollouts = start(UnequalEnv, num_envs=num_envs)
     with rollouts.generate(expected=5) as pairs:
         steps = sum(pair.num_steps for pair in islice(pairs, 5))
-        assert rollouts.of.steps_made == steps
+        assert rollouts.of.pool.steps_made == steps
         sixth = next(pairs)
-        ahead = rollouts.of.steps_made - steps
+        ahead = rollouts.of.pool.steps_made - steps
         assert ahead >= sixth.num_steps
         assert ahead <= (2 + 2 * (num_envs // 2)) * 200
-    assert rollouts.of.worker_restarts == 0
+    assert rollouts.of.pool.worker_restarts == 0
 
 
 def test_more_pairs_than_expected(start):

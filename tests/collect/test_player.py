@@ -34,7 +34,7 @@ from gymnasium import spaces
 from leftovers import has_ended
 
 from maze_train.collect.recording import PlaySettings
-from maze_train.collect.row_agents import PolicyAgent, random_agent
+from maze_train.collect.row_policies import UserRows, random_rows
 from maze_train.core.errors import ConfigError, EnvError, SpaceError, WorkerError
 from maze_train.core.step_end import DROPPED, TERMINATED, TRUNCATED
 from maze_train.core.types import leaves_by_key, tree_map
@@ -49,9 +49,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarni
 every_backend = pytest.mark.parametrize("n_workers", [0, pytest.param(2, marks=slow)])
 
 
-def player_of(make, make_agent=random_agent, settings=RECORDED, **more):
+def player_of(make, make_rows=random_rows, settings=RECORDED, **more):
     """Return a player that records, in this process or in `n_workers` processes."""
-    return Episodes(make, make_agent=make_agent, settings=settings, **more).of
+    return Episodes(make, make_rows=make_rows, settings=settings, **more).of
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def start(no_file_is_left):
 
 def processes_of(player):
     """Return the processes of a player."""
-    return player._pool.processes
+    return player.workers.processes
 
 
 def take(player, seeds):
@@ -82,13 +82,13 @@ def take(player, seeds):
 @pytest.mark.parametrize("kind", everyday(4, PROBLEMS))
 def test_neighbours_make_no_difference(kind):
     """Episodes of a seed are identical for any number of environments and any order."""
-    make, make_agent = PROBLEMS[kind]()
-    expected = play_alone(make, make_agent, SEEDS)
+    make, make_rows = PROBLEMS[kind]()
+    expected = play_alone(make, make_rows, SEEDS)
     assert [episode[:2] for episode in expected] == list(enumerate(SEEDS))
     assert expected[3][2:8] == expected[9][2:8]  # same seed
     assert len({episode[2] for episode in expected}) == len(set(SEEDS))
     for num_envs in (3, 8):
-        with player_of(make, make_agent, num_envs=num_envs) as player:
+        with player_of(make, make_rows, num_envs=num_envs) as player:
             assert [bits(episode) for episode in player.play(SEEDS)] == expected
             again = [bits(episode)[1:] for episode in player.play(SEEDS[::-1])]
             assert again == [episode[1:] for episode in expected[::-1]]
@@ -99,10 +99,10 @@ def test_neighbours_make_no_difference(kind):
 )
 def test_processes_make_no_difference(start, kind):
     """Episodes are identical for any number of workers and in repeated calls."""
-    make, make_agent = PROBLEMS[kind]()
-    expected = play_alone(make, make_agent, range(12))
+    make, make_rows = PROBLEMS[kind]()
+    expected = play_alone(make, make_rows, range(12))
     for n_workers, num_envs in ((1, 3), (2, 8)):
-        player = start(make, make_agent, n_workers=n_workers, num_envs=num_envs)
+        player = start(make, make_rows, n_workers=n_workers, num_envs=num_envs)
         steps = []
         episodes = [bits(episode) for episode in player.play(range(12), steps.append)]
         assert episodes == expected
@@ -114,11 +114,11 @@ def test_processes_make_no_difference(start, kind):
 
 def test_threads_make_no_difference():
     """Models act with one thread, and the number of threads is restored."""
-    make, make_agent = model_problem("box", "box", "memory")
-    expected = play_alone(make, make_agent, range(4))
+    make, make_rows = model_problem("box", "box", "memory")
+    expected = play_alone(make, make_rows, range(4))
     torch.set_num_threads(2)
     try:
-        assert play_alone(make, make_agent, range(4)) == expected
+        assert play_alone(make, make_rows, range(4)) == expected
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
@@ -127,11 +127,11 @@ def test_threads_make_no_difference():
 @pytest.mark.parametrize("kind", ["sampled box", "random box", "user"])
 def test_the_action_seed(kind):
     """The action seed changes sampled actions, but not the initial observation."""
-    make, make_agent = PROBLEMS[kind]()
+    make, make_rows = PROBLEMS[kind]()
     found = []
     for action_seed in (0, 0, 1):
         settings = PlaySettings(record=True, action_seed=action_seed)
-        with player_of(make, make_agent, settings=settings) as player:
+        with player_of(make, make_rows, settings=settings) as player:
             found.append([episode.trajectory for episode in player.play(range(3))])
     for a, b, c in zip(*found, strict=True):
         np.testing.assert_array_equal(a.actions, b.actions)
@@ -142,10 +142,10 @@ def test_the_action_seed(kind):
 
 def test_weights_are_those_of_the_beginning():
     """Players copy the weights of a model at construction and leave its mode unchanged."""
-    make, make_agent = model_problem("box", "discrete", "own")
-    expected = play_alone(make, make_agent, range(6))
-    model = make_agent.args[0].train()
-    with player_of(make, make_agent) as player:
+    make, make_rows = model_problem("box", "discrete", "own")
+    expected = play_alone(make, make_rows, range(6))
+    model = make_rows.args[0].train()
+    with player_of(make, make_rows) as player:
         with torch.no_grad():
             for param in model.parameters():
                 param += 1.0
@@ -184,9 +184,9 @@ def compare(value, tree, t):
 @pytest.mark.parametrize("kind", everyday(4, PROBLEMS))
 def test_recorded_episodes_can_be_replayed(kind):
     """Trajectories contain the final observation, the actions of the environment, and rewards."""
-    make, make_agent = PROBLEMS[kind]()
+    make, make_rows = PROBLEMS[kind]()
     ends = set()
-    with player_of(make, make_agent, num_envs=3) as player:
+    with player_of(make, make_rows, num_envs=3) as player:
         observation, action = player.spaces
         for episode in player.play(range(12)):
             trajectory = episode.trajectory
@@ -210,8 +210,8 @@ def test_memory_that_is_used_again():
     """Trajectories contain copies of observations and actions, including the final observation."""
     make = partial(WalkEnv, "box", "box")
     reusing = partial(ReusingEnv, "box", "box")
-    expected = play_alone(make, random_agent, range(8))
-    assert play_alone(reusing, random_agent, range(8)) == expected
+    expected = play_alone(make, random_rows, range(8))
+    assert play_alone(reusing, random_rows, range(8)) == expected
     with player_of(reusing, num_envs=3) as player:
         assert [bits(episode) for episode in player.play(range(8))] == expected
 
@@ -274,7 +274,7 @@ def fails(observation):
 def test_a_policy_that_raises(start, n_workers):
     """An error of a policy names policy, seed and step."""
     player = start(
-        WalkEnv, partial(PolicyAgent, lambda: fails), n_workers=n_workers, max_worker_restarts=0
+        WalkEnv, partial(UserRows, lambda: fails), n_workers=n_workers, max_worker_restarts=0
     )
     words = r"policy test_player\.fails failed at step 1 of the episode with seed \d+: KeyError"
     with pytest.raises(EnvError, match=words) as caught:
@@ -386,7 +386,7 @@ def test_a_failure(start, how, again, tmp_path, capfd):
     make = partial(FailsForSeedEnv, how, 5, None if again else tmp_path / "failed")
     player = start(make, on_worker_failure="restart", timeout_s=SHORT_S, max_worker_restarts=100)
     pids = [process.pid for process in processes_of(player)]
-    expected = play_alone(partial(FailsForSeedEnv, how, -1), random_agent, range(12))
+    expected = play_alone(partial(FailsForSeedEnv, how, -1), random_rows, range(12))
     found, is_raised = [], how in ("raise", "leave")
     if again:
         with pytest.raises(WorkerError, match=FAILURES[how]) as caught:
@@ -395,7 +395,7 @@ def test_a_failure(start, how, again, tmp_path, capfd):
         assert "a repetition failed as well" in told
         assert all(has_ended(pid) for pid in pids)
         assert multiprocessing.active_children() == []
-        with pytest.raises(EnvError, match="this player is closed"):
+        with pytest.raises(EnvError, match="is closed: build a new one"):
             list(player.play([1]))
     else:
         found += map(bits, player.play(range(12)))
@@ -445,7 +445,7 @@ def test_episodes_that_wait_are_kept(start, n_workers):
 
     with pytest.raises(KeyboardInterrupt):
         next(player.play([9, *range(8)], enough))
-    expected = play_alone(make, random_agent, range(8))
+    expected = play_alone(make, random_rows, range(8))
     assert len(player.waiting) >= 4
     for number, episode in player.waiting.items():
         assert bits(episode)[1:] == expected[number - 1][1:]
@@ -476,24 +476,24 @@ def test_an_interrupt_costs_no_later_episode(where):
             raise KeyboardInterrupt
 
     with player_of(Interrupted) as player:
-        receive = player._pool.receive
+        receive = player.workers.receive
 
         def received(index):
             interrupt("receive")
             return receive(index)
 
-        player._pool.receive = received
+        player.workers.receive = received
         with pytest.raises(KeyboardInterrupt):
             list(player.play(range(4)))
         for _ in range(2):
-            assert take(player, range(8)) == play_alone(PictureEnv, random_agent, range(8))
+            assert take(player, range(8)) == play_alone(PictureEnv, random_rows, range(8))
 
 
 @every_backend
 def test_episodes_that_are_not_wanted_any_more(start, n_workers):
     """A second call of `play` cancels the first; its results are discarded."""
     player = start(UnequalEnv, n_workers=n_workers)
-    expected = play_alone(UnequalEnv, random_agent, range(100, 112))
+    expected = play_alone(UnequalEnv, random_rows, range(100, 112))
     for _ in range(5):
         first = player.play(range(50))
         next(first)
@@ -514,9 +514,9 @@ def test_closing_in_one_process():
     player.close()
     player.close()
     assert len(closed) == 2
-    with pytest.raises(EnvError, match="this player is closed"):
+    with pytest.raises(EnvError, match="is closed: build a new one"):
         list(episodes)
-    with pytest.raises(EnvError, match="this player is closed"):
+    with pytest.raises(EnvError, match="is closed: build a new one"):
         list(player.play([0]))
 
 
@@ -531,7 +531,7 @@ def test_videos(start, tmp_path):
     here, there = (
         PlaySettings(video_dir=str(tmp_path / name), video_every=3) for name in ("here", "there")
     )
-    expected = play_alone(make, random_agent, range(8), here)
+    expected = play_alone(make, random_rows, range(8), here)
     player = start(make, settings=there, on_worker_failure="restart")
     found = take(player, range(8))
     assert [episode[:5] for episode in found] == [episode[:5] for episode in expected]

@@ -11,7 +11,7 @@ from actor_envs import FailsForSeedEnv
 from cases import sweep
 from es_problems import RememberingPolicy, UnequalEnv, WalkEnv, bits, closing_env, model_for
 
-from maze_train.collect.player import RolloutGenerator, model_of, spaces_of_policy
+from maze_train.collect.episode_pool import RolloutGenerator, model_of, spaces_of_policy
 from maze_train.collect.recording import PlaySettings
 from maze_train.core.errors import ConfigError, EnvError, WorkerError
 from maze_train.envs.config import EnvConfig

@@ -11,9 +11,9 @@ import pytest
 from actor_envs import FailsForSeedEnv
 from es_problems import PictureEnv
 
-from maze_train.collect.player import RolloutPlayer
+from maze_train.collect.episode_pool import EpisodePool
 from maze_train.collect.recording import PlaySettings, VideoWriter, frames_per_second
-from maze_train.collect.row_agents import random_agent
+from maze_train.collect.row_policies import random_rows
 from maze_train.core.errors import EnvError, RunDirectoryError
 
 ffmpeg = pytest.importorskip("imageio_ffmpeg").get_ffmpeg_exe()
@@ -176,9 +176,8 @@ def test_episodes_that_fail_leave_no_video(tmp_path):
         (3, "seed 3: RuntimeError: no light"),
     ):
         make = partial(FailingPictureEnv, "raise", 1)
-        with (
-            RolloutPlayer(make, random_agent, settings, num_envs=2) as player,
-            pytest.raises(EnvError, match=words),
-        ):
-            list(player.play([seed, 0]))
+        with EpisodePool(make, settings, num_envs=2) as player:
+            player.set_policy(random_rows, "policy")
+            with pytest.raises(EnvError, match=words):
+                list(player.play([seed, 0]))
         assert list(tmp_path.iterdir()) == []

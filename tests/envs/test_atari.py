@@ -12,7 +12,7 @@ from gymnasium.utils import seeding
 from toy_envs import CountingEnv, LivesEnv
 
 from maze_train import EnvConfig, EnvFactory, SequentialVectorEnv
-from maze_train.collect.player import RolloutGenerator
+from maze_train.collect.episode_pool import RolloutGenerator
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.envs.atari import AtariPreprocessing, EpisodicLifeWrapper
 from maze_train.envs.factory import BoundedEnvFactory

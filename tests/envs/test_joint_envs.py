@@ -14,7 +14,7 @@ from gymnasium.utils.env_checker import check_env
 from toy_envs import BACKENDS, FORKS, assert_equal_steps, assert_same, here
 
 from maze_train import EnvConfig, EnvFactory, JointEnv, RandomResetWrapper, Turn
-from maze_train.collect.uniform import UniformPolicy
+from maze_train.collect.custom_policies import UniformPolicy
 from maze_train.core.errors import ConfigError, EnvError, SpaceError
 from maze_train.spaces.describe import FlatView, flat_spaces
 from maze_train.spaces.masks import LegalChoices, mask_layout

@@ -137,19 +137,17 @@ def test_episodes_are_what_slow_ones_are() -> None:
     assert 50 < lost < over - 50
 
 
-def test_a_source_says_what_is_played() -> None:
-    """Episodes come from the source at each end; environments without an episode do not step."""
+def test_paused_environments_do_not_step() -> None:
+    """An environment is paused at the end of its episode until the next one begins."""
     envs = slice_of(lambda: CountingEnv(2), 2)
-    plans: list[list[int | None]] = [[3, 4, None, 5], [None, 6, None, None]]
-    envs.seed_from(lambda i: plans[i].pop(0))
-    assert envs.begin() == [0]
+    envs.begin({0: 3})
     assert (envs.playing, envs.seeds) == ([0], [3, 0])
-    ended = [[*ends_of(envs)], [*ends_of(envs)]]
-    assert envs.begin() == [1]
-    ended += [[*ends_of(envs)], [*ends_of(envs)]]
+    ended = [[*envs.advance(np.zeros(1, np.int64))] for _ in range(2)]
+    envs.begin({1: 6, 0: 4})
+    ended += [[*envs.advance(np.zeros(2, np.int64))] for _ in range(2)]
     assert ended == [[], [0], [], [0, 1]]
-    assert envs.seeds == [4, 6]
-    assert envs.begin() == [0]
+    assert envs.playing == []
+    envs.begin({0: 5})
     assert [env.unwrapped.seeds for env in envs.envs] == [[3, 4, 5], [6]]
     envs.rest()
     assert (envs.playing, envs.resting) == ([], {0, 1})

@@ -18,17 +18,17 @@ from torch import nn
 
 from maze_train.algorithms.es.population import (
     ESDistributedRollouts,
-    MemberAgent,
+    MemberRows,
     MemberSettings,
     PairDraws,
     SharedNoiseTable,
     trained_size,
 )
 from maze_train.collect.actor_worker import WeightsWriter, weights_nbytes
-from maze_train.collect.episode_runner import EpisodeRunner
-from maze_train.collect.player import RolloutPlayer, SliceEpisodes
+from maze_train.collect.episode_pool import EpisodePool
+from maze_train.collect.play import EpisodeQueue, EpisodeRunner
 from maze_train.collect.recording import PlaySettings
-from maze_train.collect.row_agents import PolicyAgent, model_agent, random_agent
+from maze_train.collect.row_policies import UserRows, model_rows, random_rows
 from maze_train.core.types import tree_leaves
 from maze_train.envs.slice import EnvSlice
 from maze_train.nets.config import ModelConfig, RecurrentConfig
@@ -194,23 +194,24 @@ class Members:
         memory = PrivateMemory(weights_nbytes(model))
         self._writer = WeightsWriter(model, memory.buffer)
         self._draws = PairDraws(settings.seed, table, trained_size(model))
-        self.agent = MemberAgent(lambda: copy.deepcopy(model), envs, memory, table, settings)
-        self.episodes = SliceEpisodes(envs)
-        self.player = EpisodeRunner(self.episodes, self.agent)
+        self.agent = MemberRows(lambda: copy.deepcopy(model), envs, memory, table, settings)
+        self.waiting = EpisodeQueue()
+        self.player = EpisodeRunner(envs, self.agent, self.waiting)
 
     def begin(self, members, iteration=2, sigma=SIGMA):
         """Begin an iteration with the current policy and some of its members."""
         self._writer.publish(iteration)
-        self.episodes.drop()
+        self.player.env.rest()
+        self.player.clear()
         self.agent.begin_round(sigma)
-        for member in members:
-            self.episodes.add([self._draws.task(iteration, member)])
+        self.waiting.waiting.clear()
+        self.waiting.waiting.extend(self._draws.episode(iteration, member) for member in members)
 
     def play(self, members, **iteration):
         """Play some members of an iteration; return results by member, in order of completion."""
         self.begin(members, **iteration)
         found = []
-        while self.episodes.load:
+        while self.waiting or self.player.running:
             found += self.player.step()
         assert len(found) == len({result.number for result in found})
         return {result.number: result for result in found}
@@ -370,13 +371,13 @@ class PictureEnv(UnequalEnv):
 def model_problem(obs, actions, policy, deterministic=False):
     """Return functions that build an environment and an agent with a model."""
     make = partial(WalkEnv, obs, actions)
-    return make, partial(model_agent, model_for(make, policy), deterministic=deterministic)
+    return make, partial(model_rows, model_for(make, policy), deterministic=deterministic)
 
 
 def user_problem(obs, actions):
     """Return functions that build an environment and an agent with a recurrent policy."""
     policy = partial(RememberingPolicy, actions)
-    return partial(WalkEnv, obs, actions), partial(PolicyAgent, policy)
+    return partial(WalkEnv, obs, actions), partial(UserRows, policy)
 
 
 PROBLEMS = {
@@ -386,9 +387,9 @@ PROBLEMS = {
     "masks": partial(model_problem, "mask", "discrete", "plain"),
     "dicts": partial(model_problem, "dict", "dict", "normalised"),
     "memory": partial(model_problem, "box", "discrete", "memory"),
-    "random box": lambda: (partial(WalkEnv, "box", "box"), random_agent),
-    "random dict": lambda: (partial(WalkEnv, "dict", "dict"), random_agent),
-    "random masks": lambda: (partial(WalkEnv, "mask", "discrete"), random_agent),
+    "random box": lambda: (partial(WalkEnv, "box", "box"), random_rows),
+    "random dict": lambda: (partial(WalkEnv, "dict", "dict"), random_rows),
+    "random masks": lambda: (partial(WalkEnv, "mask", "discrete"), random_rows),
     "user": partial(user_problem, "box", "discrete"),
     "user dict": partial(user_problem, "dict", "dict"),
 }
@@ -405,7 +406,7 @@ class Episodes:
     """Played episodes of an agent, with the same methods as `Rollouts`.
 
     Args:
-        make_agent: Function that builds the agent.
+        make_rows: Function that builds the agent.
         settings: How episodes are played.
 
     The other arguments are the same as for `Rollouts`.
@@ -416,16 +417,15 @@ class Episodes:
         make=UnequalEnv,
         n_workers=0,
         num_envs=4,
-        make_agent=random_agent,
+        make_rows=random_rows,
         settings=RECORDED,
         on_non_finite="raise",
         **processes,
     ):
         processes = {"start_method": "fork", "timeout_s": 30.0, **processes}
         place = LocalProcesses(n_workers, **processes) if n_workers else None
-        self.of = RolloutPlayer(
-            make, make_agent, settings, place, num_envs=num_envs, on_non_finite=on_non_finite
-        )
+        self.of = EpisodePool(make, settings, place, num_envs=num_envs, on_non_finite=on_non_finite)
+        self.of.set_policy(make_rows, "policy")
         self.close = self.of.close
 
     def generate(self, expected):
@@ -438,7 +438,8 @@ class Episodes:
             return [bits(episode) for episode in episodes]
 
 
-def play_alone(make, make_agent, seeds, settings=RECORDED, **kwargs):
+def play_alone(make, make_rows, seeds, settings=RECORDED, **kwargs):
     """Return the bytes of episodes that are played one by one in this process."""
-    with RolloutPlayer(make, make_agent, settings, num_envs=1, **kwargs) as player:
+    with EpisodePool(make, settings, num_envs=1, **kwargs) as player:
+        player.set_policy(make_rows, "policy")
         return [bits(episode) for episode in player.play(seeds)]

@@ -38,7 +38,7 @@ MOMENTS: dict[str, tuple[str, str]] = {
     "rollout": ("maze_train.collect.collector", "as_arrays"),
     "playing": ("maze_train.training.outcome:Interruption", "check"),
     "update": ("maze_train.learner.learner:Learner", "apply_gradients"),
-    "evaluation": ("maze_train.collect.episode_runner:BatchedAgent", "act"),
+    "evaluation": ("maze_train.collect.row_policies:BatchRows", "act"),
     "writing": ("maze_train.tracking.tracker:Tracker", "write"),
     "saving": ("maze_train.training.checkpoints", "write_synced"),
     "renaming": ("maze_train.training.checkpoints", "fsync_directory"),

@@ -20,7 +20,7 @@ from rollouts import RANDOM, numbers, play, rows
 from short_runs import PPO, SMALL, summary
 
 from maze_train import load_policy, train
-from maze_train.collect.episode_runner import PlayedEpisode
+from maze_train.collect.play import PlayedEpisode
 from maze_train.config.rollout_config import load_rollout_config
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError, RunDirectoryError
 from maze_train.core.step_end import TERMINATED

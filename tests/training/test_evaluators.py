@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import random
 from contextlib import nullcontext
 from functools import partial
@@ -144,6 +145,82 @@ def test_environments_are_built_once_and_at_most_one_per_episode(monkeypatch):
     evaluator.close()
     evaluator.close()
     assert closed == [1]
+
+
+class CountedEnv(ShortOrLongEnv):
+    """Environment that counts its resets and steps."""
+
+    resets = steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.resets += 1
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        self.steps += 1
+        return super().step(action)
+
+
+def paused(env, n, place=None):
+    """Return n environments as in a run, which are paused at the end of their episodes."""
+    return PooledVectorEnv([env] * n, place, autoreset=False, copy=False, step_infos=False)
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("concurrency", [1, 4, 10])
+def test_environments_are_reset_once_per_episode(concurrency, deterministic, recurrent):
+    """They are not stepped after their last episode; metrics equal those with autoreset."""
+    config = ModelConfig(hidden_sizes=[8], rnn=RecurrentConfig(size=4) if recurrent else None)
+    model = build_actor_critic(
+        config, ShortOrLongEnv.observation_space, ShortOrLongEnv.action_space, 0
+    )
+    settings = {"concurrency": concurrency, "seed": SEED, "deterministic": deterministic}
+    expected = RolloutEvaluator(partial(vector, CountedEnv), N, **settings).evaluate(model)
+    made = []
+    make_env = lambda n: made.append(paused(CountedEnv, n)) or made[0]  # noqa: E731
+    evaluator = RolloutEvaluator(make_env, N, **settings)
+    for count in (1, 2):
+        assert evaluator.evaluate(model) == expected
+        envs = made[0].envs
+        assert sum(env.resets for env in envs) == count * N
+        steps = count * N * expected["eval/episode_length_mean"]
+        assert sum(env.steps for env in envs) == pytest.approx(steps)
+
+
+class ForgetfulEnv(ShortOrLongEnv):
+    """Environment whose observations depend on the process."""
+
+    def observe(self):
+        return np.array([os.getpid() % 1000, self.t / 10], np.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", [ShortOrLongEnv, ForgetfulEnv])
+def test_workers_killed_while_environments_are_paused(env):
+    """Metrics are unchanged; if a replay differs, episodes begin anew and all are played."""
+    model = make_model()
+    n, settings = 6, {"concurrency": 4, "seed": 6}
+    expected = RolloutEvaluator(partial(paused, env), n, **settings).evaluate(model)
+    for kill_at in range(1, 12, 3):
+        place = LocalProcesses(2, start_method="fork", on_worker_failure="restart")
+        evaluator = RolloutEvaluator(partial(paused, env, place=place), n, **settings)
+        calls = []
+
+        def kill(count, evaluator=evaluator, kill_at=kill_at, calls=calls):
+            calls.append(count)
+            if len(calls) == kill_at:
+                process = evaluator._env._pool.processes[kill_at % 2]
+                process.kill()
+                process.join()
+
+        evaluator.on_step = kill
+        found = evaluator.evaluate(model)
+        assert evaluator._env.worker_restarts >= 1
+        if env is ShortOrLongEnv:
+            assert found == expected
+        assert found["eval/episodes"] == n
+        evaluator.close()
 
 
 def test_steps_that_only_begin_an_episode_do_not_count():

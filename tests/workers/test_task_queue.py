@@ -84,7 +84,7 @@ class Script:
 
     def __init__(self, count: int = 2, slots: int = 2) -> None:
         self.pool: Any = ScriptedPool(count)
-        self.queue: TaskQueue[int] = TaskQueue(self.pool, slots, int)
+        self.queue: TaskQueue[int] = TaskQueue(self.pool, [slots] * count, int)
         assert self.queue.spaces == SPACES
         self.results: list[int] = []
         self.begin()
@@ -174,7 +174,7 @@ def test_spaces_that_differ() -> None:
     """Different spaces raise SpaceError, at first and after a restart."""
     pool: Any = ScriptedPool(2, ("obs", "other"))
     with pytest.raises(SpaceError, match=r"environment 1 are obs and other.*equal spaces"):
-        TaskQueue(pool, 1, int)
+        TaskQueue(pool, [1, 1], int)
     assert len(pool) == 0
     script = Script()
     script.fail(1, begins=False)

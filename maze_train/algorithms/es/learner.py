@@ -11,7 +11,7 @@ import torch
 
 from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.es.population import ESRolloutResult, SharedNoiseTable
-from maze_train.collect.episode_runner import ObservationMoments, PlayedEpisode
+from maze_train.collect.play import ObservationMoments, PlayedEpisode
 from maze_train.core.events import Event, EventInterface, Statistics
 from maze_train.core.types import Tensor
 from maze_train.functional.evolution import antithetic_gradient, shaped_returns

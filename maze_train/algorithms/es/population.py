@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from maze_train.collect.actor_worker import WeightsReader, WeightsWriter, weights_nbytes
-from maze_train.collect.episode_runner import EpisodeTask, ObservationMoments, PlayedEpisode
-from maze_train.collect.player import MakeEnv, PlayerPool
+from maze_train.collect.episode_pool import EpisodePool, MakeEnv
+from maze_train.collect.play import Episode, ObservationMoments, PlayedEpisode
 from maze_train.collect.recording import PlaySettings
-from maze_train.collect.row_agents import PopulationAgent
+from maze_train.collect.row_policies import PopulationRows
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, ShapeError, TrainingError
 from maze_train.core.seeding import SEED_LIMIT
@@ -25,7 +25,7 @@ from maze_train.core.types import Array, Tensor, TensorTree
 from maze_train.envs.calls import EnvCall
 from maze_train.envs.slice import EnvSlice
 from maze_train.nets.normalization import ObservationNormalizer, find_normalizer
-from maze_train.workers.backends import Pickled, WorkerBackend
+from maze_train.workers.backends import WorkerBackend
 from maze_train.workers.pool import SharedMemory
 
 NOISE_NBYTES = 4
@@ -176,10 +176,10 @@ class PairDraws:
         self._seed, self._table, self._dim = seed, table, dim
         self._block = lru_cache(BLOCKS_KEPT)(self._draw_block)
 
-    def task(self, iteration: int, member: int) -> EpisodeTask:
+    def episode(self, iteration: int, member: int) -> Episode:
         """Return the episode of a member; both members of a pair share seeds and noise."""
         number, offset = divmod(member // 2, PAIRS_PER_BLOCK)
-        return EpisodeTask(member, *self._block(iteration, number)[offset])
+        return Episode(member, *self._block(iteration, number)[offset])
 
     def _draw_block(self, iteration: int, number: int) -> list[tuple[int, int, int]]:
         """Sample episode seeds, action seeds and noise indices of a block of pairs."""
@@ -207,8 +207,8 @@ class MemberSettings:
     """Standard deviation of the noise added to real-valued actions."""
 
 
-class MemberAgent(PopulationAgent):
-    """Agent that acts for the members of a population with perturbed weights.
+class MemberRows(PopulationRows):
+    """Acts for the members of a population with perturbed weights.
 
     Member 2 k has the parameters θ + σε of pair k, and member 2 k + 1 has θ - σε; both run one
     episode with the same seed. The actions of a member depend only on θ, σ, ε, the observation
@@ -257,11 +257,12 @@ class MemberAgent(PopulationAgent):
         if normalizer is not None and not bool(normalizer.frozen):
             self._observed = _Observed(normalizer, self._population.rows)
 
-    def begin(self, row: int, task: EpisodeTask) -> None:
-        """Begin the episode of a member; see `RowAgent`."""
-        super().begin(row, task)
-        noise = self._table.array[task.noise_index : task.noise_index + self._population.dim]
-        signed = self._noise_stddev if task.number % 2 == 0 else -self._noise_stddev
+    def begin(self, row: int, episode: Episode) -> None:
+        """Begin the episode of a member; see `RowPolicy`."""
+        super().begin(row, episode)
+        start = episode.noise_index
+        noise = self._table.array[start : start + self._population.dim]
+        signed = self._noise_stddev if episode.number % 2 == 0 else -self._noise_stddev
         weights = self._population.weights_of(row)
         np.multiply(noise, weights.dtype.type(signed), out=weights)
         weights += self._theta
@@ -348,7 +349,7 @@ class ESRolloutResult:
         return sum(member.length for member in self.members)
 
 
-class ESDistributedRollouts(PlayerPool):
+class ESDistributedRollouts:
     """Evaluates the pairs of an iteration in workers, and returns the results in order.
 
     The result of a pair depends only on the policy, the noise standard deviation, the iteration and
@@ -360,12 +361,15 @@ class ESDistributedRollouts(PlayerPool):
 
     Args:
         env_factory: Builds an environment.
-        num_envs: Total number of environments, >= 1, rounded up to the same number per worker.
+        num_envs: Total number of environments, >= 1.
         noise_table: The noise table.
         settings: Settings of the members of a population.
         backend: Backend of the workers; None: this process.
         on_non_finite: Reaction to non-finite values: `raise` or `skip`.
-        calls: See `PlayerPool`.
+        calls: See `EpisodePool`.
+
+    Attributes:
+        pool: Plays the episodes.
 
     Raises:
         EnvError: If an environment cannot be built.
@@ -387,8 +391,14 @@ class ESDistributedRollouts(PlayerPool):
         self.noise_table, self.settings = noise_table, settings
         self._draws: PairDraws | None = None
         self._writer: WeightsWriter | None = None
-        super().__init__(
-            env_factory, num_envs, PlaySettings(), backend, on_non_finite, REPORT_S, calls
+        self.pool = EpisodePool(
+            env_factory,
+            PlaySettings(),
+            backend,
+            num_envs=num_envs,
+            on_non_finite=on_non_finite,
+            report_s=REPORT_S,
+            calls=calls,
         )
 
     def begin(self, model: nn.Module, make_model: Callable[[], nn.Module]) -> None:
@@ -406,14 +416,10 @@ class ESDistributedRollouts(PlayerPool):
             raise ConfigError("model", "the policy has no trainable parameters", "0 parameters")
         self.noise_table.check_dim(dim)
         self._draws = PairDraws(self.settings.seed, self.noise_table, dim)
-        self._weights = self._pool.allocate(weights_nbytes(model))
+        self._weights = self.pool.workers.allocate(weights_nbytes(model))
         self._writer = WeightsWriter(model, self._weights.buffer)
-        make_agent = Pickled(partial(MemberAgent, make_model), "model")
-        self._queue.set_up("set_agent", make_agent, self._weights, self.noise_table, self.settings)
-
-    def make_calls(self) -> None:
-        """Make new calls in all environments between two iterations, see `EnvCalls`."""
-        self._queue.ask_all("make_calls", tuple(self._calls))
+        make_rows = partial(MemberRows, make_model)
+        self.pool.set_policy(make_rows, "model", self._weights, self.noise_table, self.settings)
 
     def generate_rollouts(
         self,
@@ -437,26 +443,24 @@ class ESDistributedRollouts(PlayerPool):
         """
         assert self._draws is not None, "begin() comes first"
         assert self._writer is not None
-        task_of = partial(self._draws.task, iteration)
+        episode_of = partial(self._draws.episode, iteration)
 
         def limit_of(member: int) -> int:
             # One queued episode per environment keeps all environments busy.
-            ahead = 0 if member < 2 * expected else self._queue.capacity // 2
+            ahead = 0 if member < 2 * expected else self.pool.capacity // 2
             return 2 * max(expected, member // 2 + 1 + ahead)
 
         self._writer.publish(iteration)
-        self._pool.publish(self._weights, self._writer.newest())
-        found = self._play(
-            self._next_round(), count(), task_of, limit_of, lambda steps: idle(), noise_stddev
-        )
+        self.pool.workers.publish(self._weights, self._writer.newest())
+        found = self.pool.run(count(), episode_of, limit_of, lambda steps: idle(), noise_stddev)
         with closing(found):
             for pair in count():
                 members = (next(found), next(found))
-                yield ESRolloutResult(pair, task_of(2 * pair).noise_index, members)
+                yield ESRolloutResult(pair, episode_of(2 * pair).noise_index, members)
 
     def close(self) -> None:
         """Close the environments. Closing again has no effect."""
-        super().close()
+        self.pool.close()
         if self._writer is not None:
             self._weights.close()
 

@@ -23,7 +23,7 @@ from maze_train.algorithms.es.population import (
     trained_size,
 )
 from maze_train.collect.episodes import FinishedEpisodes, add_lists
-from maze_train.collect.row_agents import num_reals
+from maze_train.collect.row_policies import num_reals
 from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.core.events import Statistics
 from maze_train.envs.building import close_quietly
@@ -93,7 +93,7 @@ class ESTrainer(Trainer):
         statistics.merge(self.learners.update(self._populations(pairs), progress))
         num_steps = sum(pair.num_steps for pair in pairs)
         self._trained_steps += num_steps
-        dropped = self.rollouts.steps_made - self._trained_steps
+        dropped = self.rollouts.pool.steps_made - self._trained_steps
         statistics.record(ESEvents.noise_stddev, noise_stddev)
         statistics.record(PopulationEvents.steps_dropped, float(dropped))
         statistics.record(TimeEvents.collect_s, played - started)
@@ -112,7 +112,7 @@ class ESTrainer(Trainer):
     def _play(self, noise_stddev: float, episodes: FinishedEpisodes) -> list[ESRolloutResult]:
         """Evaluate the pairs for the next update."""
         config = self.algorithm_config
-        restarts = self.rollouts.worker_restarts
+        restarts = self.rollouts.pool.worker_restarts
         pairs: list[ESRolloutResult] = []
         num_steps = lost = 0
         results = self.rollouts.generate_rollouts(
@@ -138,7 +138,7 @@ class ESTrainer(Trainer):
                 if enough and num_steps >= config.n_timesteps_per_update:
                     break
         self._expected = pair.pair + 1
-        episodes.worker_restarts = self.rollouts.worker_restarts - restarts
+        episodes.worker_restarts = self.rollouts.pool.worker_restarts - restarts
         return pairs
 
     def _check_lost(self, lost: int, found: int) -> None:
@@ -155,7 +155,7 @@ class ESTrainer(Trainer):
         return {
             **super().state_dict(),
             "noise_table": self.rollouts.noise_table.state_dict(),
-            "steps_dropped": self.rollouts.steps_made - self._trained_steps,
+            "steps_dropped": self.rollouts.pool.steps_made - self._trained_steps,
             "expected": self._expected,
         }
 
@@ -163,7 +163,7 @@ class ESTrainer(Trainer):
         """Restore the counters, and check the noise table."""
         self.rollouts.noise_table.load_state_dict(state["noise_table"])
         self._expected = state["expected"]
-        self._trained_steps = self.rollouts.steps_made - state["steps_dropped"]
+        self._trained_steps = self.rollouts.pool.steps_made - state["steps_dropped"]
 
 
 STATISTICS_STEPS, STATISTICS_ENVS = 128, 8
@@ -212,7 +212,7 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
             on_non_finite=config.on_non_finite_step,
             calls=context.env_calls.training,
         )
-        context.env_calls.in_training_envs.append(rollouts.make_calls)
+        context.env_calls.in_training_envs.append(rollouts.pool.make_calls)
         context.closing.callback(close_quietly, rollouts)
         return rollouts
 
@@ -231,7 +231,7 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
     @property
     def spaces(self) -> tuple[Any, Any]:
         """Observation and action space of one environment."""
-        return self.rollouts.spaces
+        return self.rollouts.pool.spaces
 
     @property
     def num_envs(self) -> int:

@@ -1,7 +1,8 @@
-"""Agents that act in episodes: user-defined policies, random actions and models.
+"""Policies that act in the rows of an environment: models, user-defined policies, random actions.
 
-Each row is an independent episode: the actions depend only on the policy, and on the seed and the
-observations of the episode.
+`BatchRows` evaluates a model in one batch on its device. In the other classes, each row is an
+independent episode: the actions depend only on the policy, and on the seed and the observations of
+the episode, bit for bit.
 """
 
 from __future__ import annotations
@@ -17,16 +18,20 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze_train.collect.custom_policies import UserPolicy, built_policy, check_are_new
-from maze_train.collect.episode_runner import EpisodeTask, RowAgent
-from maze_train.collect.uniform import UniformPolicy
+from maze_train.collect.custom_policies import (
+    UniformPolicy,
+    UserPolicy,
+    built_policy,
+    check_are_new,
+)
+from maze_train.collect.play import Episode, RowPolicy
 from maze_train.core.errors import SpaceError
 from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree, tree_leaves, tree_map
 from maze_train.envs.faults import EpisodeError
 from maze_train.envs.slice import EnvSlice
-from maze_train.envs.vector import zeroed_columns
+from maze_train.envs.vector import MazeVectorEnv, zeroed_columns
 from maze_train.learner.modules import torch_threads
-from maze_train.nets.acting import ActingModel, acting, as_arrays
+from maze_train.nets.acting import ActingModel, Actor, acting, as_arrays
 from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.nets.joint import JointModel
 from maze_train.nets.policy_model import PolicyModel
@@ -39,12 +44,61 @@ STEPS_PER_DRAW = 64
 
 
 def num_reals(model: ActingModel) -> int:
-    """Return the number of real-valued entries of an action, in the agent's representation."""
+    """Return the number of real-valued entries of an action, in the policy's representation."""
     leaves = tree_leaves(model.example_actions())
     return sum(leaf.numel() for leaf in leaves if leaf.is_floating_point())
 
 
-class PopulationAgent(RowAgent):
+class BatchRows(RowPolicy):
+    """Acts with a model in all environments of a vector environment, in one batch.
+
+    The batch always contains all rows, so that results do not depend on which of them play.
+
+    Args:
+        model: The model; its current weights are used at each step.
+        env: The environments.
+        deterministic: Whether to take the most likely action instead of sampling.
+        seed: Seed of the actions.
+    """
+
+    def __init__(
+        self, model: nn.Module, env: MazeVectorEnv, deterministic: bool, seed: int
+    ) -> None:
+        self._env, self._deterministic = env, deterministic
+        self._actor = Actor(model, env.num_envs)
+        self._generator = torch.Generator().manual_seed(seed)
+        self._ended = np.zeros(env.num_envs, np.bool_)
+        self._has_acted = False
+
+    def begin(self, row: int, episode: Episode) -> None:
+        """Begin an episode; see `RowPolicy`."""
+        self._ended[row] = self._has_acted
+
+    def act(self) -> ArrayTree:
+        """Choose actions; see `RowPolicy`."""
+        self._forget()
+        self._has_acted = True
+        env, actor, deterministic = self._env, self._actor, self._deterministic
+        device = actor.hidden_state.device
+        obs = as_tensors(env.single_observation_space, env.obs)
+        noise = actor.model.noise_for(env.num_envs, self._generator, deterministic, device)
+        sent = tree_map(lambda x: x.to(device), obs)
+        actions = as_arrays(actor.act(sent, noise, deterministic).env_actions)
+        rows = env.playing
+        return actions if len(rows) == env.num_envs else tree_map(lambda x: x[rows], actions)
+
+    def close(self) -> None:
+        """End the running episodes of a stateful policy."""
+        self._ended[:] = True
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._ended.any():
+            self._actor.forget(self._ended)
+            self._ended[:] = False
+
+
+class PopulationRows(RowPolicy):
     """Acts with one copy of a model and one random stream per environment.
 
     Actions are bit-for-bit independent of other episodes and of the row; see `nets.population`.
@@ -54,7 +108,7 @@ class PopulationAgent(RowAgent):
         envs: The environments.
         deterministic: Whether to take the most likely action instead of sampling.
         noise_stddev: Standard deviation (>= 0) of normal noise added to real-valued actions, in the
-            agent's representation.
+            policy's representation.
     """
 
     def __init__(
@@ -72,15 +126,15 @@ class PopulationAgent(RowAgent):
         self._steps = np.zeros(len(envs), np.int64)
         self._generators = [torch.Generator() for _ in range(len(envs) if size else 0)]
 
-    def begin(self, row: int, task: EpisodeTask) -> None:
-        """Begin an episode; see `RowAgent`."""
+    def begin(self, row: int, episode: Episode) -> None:
+        """Begin an episode; see `RowPolicy`."""
         self._population.forget(row)
         if self._noise is not None:
             self._steps[row] = 0
-            self._generators[row].manual_seed(task.action_seed)
+            self._generators[row].manual_seed(episode.action_seed)
 
     def act(self) -> ArrayTree:
-        """Choose the actions of the environments with a running episode; see `RowAgent`."""
+        """Choose the actions of the environments with a running episode; see `RowPolicy`."""
         obs = self._observe()
         with torch.no_grad(), torch_threads(1):  # Multiple threads may change the order of sums.
             return as_arrays(self._choose(obs, self._envs.playing))
@@ -129,8 +183,8 @@ class PopulationAgent(RowAgent):
         return tree_map(add, actions)
 
 
-def model_agent(model: nn.Module, envs: EnvSlice, deterministic: bool = True) -> PopulationAgent:
-    """Return an agent that acts with a copy of the current weights of a model.
+def model_rows(model: nn.Module, envs: EnvSlice, deterministic: bool = True) -> PopulationRows:
+    """Return rows that acts with a copy of the current weights of a model.
 
     Args:
         model: The model. The copy is on the CPU and in evaluation mode.
@@ -139,7 +193,7 @@ def model_agent(model: nn.Module, envs: EnvSlice, deterministic: bool = True) ->
     """
     own = copy.deepcopy(acting_part(model)).cpu().eval()
     # Frozen parameters are shared by all rows.
-    return PopulationAgent(own.requires_grad_(False), envs, deterministic)
+    return PopulationRows(own.requires_grad_(False), envs, deterministic)
 
 
 def acting_part(model: nn.Module) -> nn.Module:
@@ -153,7 +207,7 @@ def acting_part(model: nn.Module) -> nn.Module:
     return PolicyModel(model.policy, **model.around)
 
 
-class PolicyAgent(RowAgent):
+class UserRows(RowPolicy):
     """Acts with user-defined policies, one per environment. Policies may be stateful.
 
     A policy is a function, or an object with a method `act`. The argument is a copy of one
@@ -177,19 +231,19 @@ class PolicyAgent(RowAgent):
         self._policies = [UserPolicy(built_policy(make_policy)) for _ in envs.envs]
         check_are_new([own.policy for own in self._policies if own.is_reset])
 
-    def begin(self, row: int, task: EpisodeTask) -> None:
-        """Begin an episode; see `RowAgent`.
+    def begin(self, row: int, episode: Episode) -> None:
+        """Begin an episode; see `RowPolicy`.
 
         Raises:
             EpisodeError: If the policy raises.
         """
         try:
-            self._policies[row].reset(task.action_seed)
+            self._policies[row].reset(episode.action_seed)
         except Exception as error:
             raise self._fault(row, f"{type(error).__name__}: {error}") from error
 
     def act(self) -> ArrayTree:
-        """Choose the actions of the environments with a running episode; see `RowAgent`.
+        """Choose the actions of the environments with a running episode; see `RowPolicy`.
 
         Raises:
             EpisodeError: If a policy raises, or returns an action outside the action space.
@@ -227,8 +281,8 @@ class PolicyAgent(RowAgent):
         )
 
 
-def random_agent(envs: EnvSlice) -> PolicyAgent:
-    """Return an agent that samples uniformly from the legal actions.
+def random_rows(envs: EnvSlice) -> UserRows:
+    """Return rows that samples uniformly from the legal actions.
 
     Args:
         envs: The environments.
@@ -236,7 +290,7 @@ def random_agent(envs: EnvSlice) -> PolicyAgent:
     Raises:
         SpaceError: If a mask does not match the action space.
     """
-    return PolicyAgent(partial(UniformPolicy, envs.observation.space, envs.action.space), envs)
+    return UserRows(partial(UniformPolicy, envs.observation.space, envs.action.space), envs)
 
 
 def converted_action(part: object, leaf: spaces.Space[Any]) -> Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import operator
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
@@ -17,22 +16,14 @@ import numpy as np
 from torch import nn
 
 from maze_train.collect.custom_policies import UserPolicy
-from maze_train.collect.episode_runner import (
-    EpisodeRunner,
-    Episodes,
-    EpisodeTask,
-    PlayedEpisode,
-    RowAgent,
-)
+from maze_train.collect.play import Episode, EpisodeQueue, EpisodeRunner, PlayedEpisode, RowPolicy
 from maze_train.collect.recording import PlaySettings, Recorder, ffmpeg_path
-from maze_train.collect.row_agents import PolicyAgent, model_agent, random_agent
+from maze_train.collect.row_policies import UserRows, model_rows, random_rows
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.files import remove_leftovers
 from maze_train.core.seeding import SEED_LIMIT
-from maze_train.core.step_end import EpisodeEnd
 from maze_train.core.targets import member_of
-from maze_train.core.types import ArrayTree, leaves_by_key
 from maze_train.data.trajectories import Trajectory
 from maze_train.envs.building import closed_on_error
 from maze_train.envs.calls import CALL_ENVS, EnvCall
@@ -40,7 +31,6 @@ from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
 from maze_train.envs.slice import EnvSlice
 from maze_train.nets.acting import acts
-from maze_train.spaces.agents import agents_of
 from maze_train.workers.backends import Pickled, ThisProcess, WorkerBackend
 from maze_train.workers.pool import Worker, WorkerContext, WorkerSpecs, shares, worker_names
 from maze_train.workers.process_pool import LocalProcesses
@@ -52,7 +42,8 @@ if TYPE_CHECKING:
 RANDOM = "random"
 
 MakeEnv: TypeAlias = Callable[[], gymnasium.Env[Any, Any]]
-MakeAgent: TypeAlias = Callable[[EnvSlice], RowAgent]
+MakeRows: TypeAlias = Callable[[EnvSlice], RowPolicy]
+"""Builds the policy of a worker for its environments."""
 
 LONGEST_S = 0.05
 """Maximum duration of a call in a remote worker in seconds; at least one step is taken."""
@@ -60,73 +51,17 @@ LONGEST_S = 0.05
 LONGEST_STEPS = 100
 """Maximum number of steps of a call in this process. A time limit would not be reproducible."""
 
-CALLS = {"advance": "a step of an episode", "set_agent": "building its policy"}
+CALLS = {"advance": "a step of an episode", "set_policy": "building its policy"}
 CALLS |= {"make_calls": f"calls of {CALL_ENVS}"}
 """Description of each method, for messages."""
 
 
-class SliceEpisodes(Episodes):
-    """Runs a queue of episodes in the environments of a slice.
-
-    Args:
-        envs: The environments; the caller closes them.
-    """
-
-    def __init__(self, envs: EnvSlice) -> None:
-        self.envs, self.num_envs = envs, len(envs)
-        self.obs, self.rewards, self.end = envs.obs, envs.rewards, envs.end
-        self.agents = agents_of((envs.observation.space, envs.action.space))
-        self._waiting: deque[EpisodeTask] = deque()
-        self._tasks: dict[int, EpisodeTask] = {}
-        self.drop()
-        envs.seed_from(self._next_seed)
-
-    @property
-    def load(self) -> int:
-        """Number of running and queued episodes."""
-        return len(self.envs.playing) + len(self._waiting)
-
-    def add(self, tasks: Iterable[EpisodeTask]) -> None:
-        """Add episodes to the queue."""
-        self._waiting.extend(tasks)
-
-    def drop(self) -> None:
-        """Discard the running and queued episodes."""
-        self._waiting.clear()
-        self._tasks.clear()
-        self.envs.rest()
-
-    def _next_seed(self, i: int) -> int | None:
-        if i in self._tasks or not self._waiting:  # The last result is still pending.
-            return None
-        self._tasks[i] = self._waiting.popleft()
-        return self._tasks[i].seed
-
-    def begin(self) -> dict[int, EpisodeTask]:
-        """Begin queued episodes in free environments; see `Episodes`."""
-        began = self.envs.begin() if self._waiting else []
-        self.playing = self.envs.playing
-        return {i: self._tasks[i] for i in began}
-
-    def step(self, actions: ArrayTree) -> dict[int, EpisodeEnd | None]:
-        """Step the environments with a running episode; see `Episodes`."""
-        envs, rows = self.envs, self.envs.rows
-        for key, column in leaves_by_key(actions).items():
-            envs.actions[key][rows] = column[: len(rows)]
-        report = envs.step()
-        if report is None:
-            return {}
-        ends = {**{end.env: end for end in report.ends}, **dict.fromkeys(report.lost)}
-        for i in ends:
-            del self._tasks[i]
-        return ends
-
-
-class PlayerWorker(Worker):
-    """Worker of `PlayerPool`; see `TaskQueue`.
+class EpisodeWorker(Worker):
+    """Worker of an `EpisodePool`; see `TaskQueue`.
 
     Args:
         factories: Functions that build the environments.
+        number: Index of the first environment, for messages.
         settings: Settings of the episodes.
         on_non_finite: Reaction to non-finite values: `raise` or `skip`.
         report_s: Maximum time in seconds to buffer results, which reduces the number of messages.
@@ -136,57 +71,60 @@ class PlayerWorker(Worker):
     def __init__(
         self,
         factories: Pickled[Sequence[MakeEnv]],
+        number: int,
         settings: PlaySettings,
         on_non_finite: str,
         report_s: float,
         context: WorkerContext,
     ) -> None:
-        count = len(factories.value)
         self._envs = EnvSlice.for_playing(
             factories.value,
-            number=context.index * count,
+            number=number,
             on_non_finite=on_non_finite,
             final_obs="all" if settings.record else "none",
         )
-        self._episodes = SliceEpisodes(self._envs)
         is_kept = settings.record or settings.video_dir is not None
         with closed_on_error(self._envs.envs):
             self._recorder = Recorder(self._envs, settings) if is_kept else None
         self._report_s = report_s
         self._context = context
+        self._waiting = EpisodeQueue()
         self._runner: EpisodeRunner | None = None
 
     def describe(self) -> tuple[Any, Any]:
         """Return the observation and action space of one environment."""
         return self._envs.observation.space, self._envs.action.space
 
-    def set_agent(self, make_agent: Pickled[Callable[..., RowAgent]], *args: object) -> None:
-        """Set the agent.
+    def set_policy(self, make_rows: Pickled[Callable[..., RowPolicy]], *args: object) -> None:
+        """Set the policy.
 
         Args:
-            make_agent: Builds the agent; called with the environments.
-            *args: Further arguments of `make_agent`.
+            make_rows: Builds the policy; called with the environments.
+            *args: Further arguments of `make_rows`.
         """
-        agent = make_agent.value(self._envs, *args)
-        self._runner = EpisodeRunner(self._episodes, agent, self._recorder, self._context.count)
+        policy = make_rows.value(self._envs, *args)
+        self._runner = EpisodeRunner(
+            self._envs, policy, self._waiting, self._recorder, self._context.count
+        )
 
     def make_calls(self, calls: Sequence[EnvCall]) -> None:
         """Make the new calls, see `EnvSlice.make_calls`."""
         self._envs.make_calls(calls)
 
     def begin_round(self, calls: Sequence[EnvCall], *args: object) -> None:
-        """Make the new calls, and notify the agent that a round begins."""
-        assert self._runner is not None, "set_agent() comes first"
+        """Make the new calls, and notify the policy that a round begins."""
+        assert self._runner is not None, "set_policy() comes first"
         self.make_calls(calls)
-        self._runner.agent.begin_round(*args)
+        self._runner.policy.begin_round(*args)
 
-    def advance(self, tasks: Iterable[EpisodeTask]) -> list[PlayedEpisode]:
+    def advance(self, episodes: Iterable[Episode]) -> list[PlayedEpisode]:
         """Add episodes and run for a limited time; return the finished episodes."""
-        assert self._runner is not None, "set_agent() comes first"
-        self._episodes.add(tasks)
+        assert self._runner is not None, "set_policy() comes first"
+        runner, waiting = self._runner, self._waiting.waiting
+        waiting.extend(episodes)
         began, steps, results = time.monotonic(), 0, list[PlayedEpisode]()
-        while self._episodes.load:
-            results += self._runner.step()
+        while runner.running or waiting:
+            results += runner.step()
             steps += 1
             if not self._context.is_remote:
                 is_over = bool(results) or steps == LONGEST_STEPS
@@ -198,7 +136,10 @@ class PlayerWorker(Worker):
 
     def drop(self) -> None:
         """Discard all episodes, and remove unfinished videos."""
-        self._episodes.drop()
+        self._waiting.waiting.clear()
+        self._envs.rest()
+        if self._runner is not None:
+            self._runner.clear()
         if self._recorder is not None:
             self._recorder.drop()
 
@@ -208,41 +149,79 @@ class PlayerWorker(Worker):
         self._envs.close()
 
 
-class PlayerPool:
-    """Pool of workers that run episodes.
+WINDOW = 2
+"""Maximum number of episodes begun ahead of the first unfinished one, as a multiple of the number
+of environments; limits the memory for finished episodes that have not been returned yet."""
+
+
+class EpisodePool:
+    """Workers that play seeded episodes; results are returned in order.
+
+    Each episode depends only on the policy, the settings and the seed of the episode. Results are
+    bit-for-bit identical for any number of workers, and do not depend on other episodes.
+    Environments that keep state after a seeded reset, such as `BipedalWalker-v3`, are an exception.
+    Call `close` at the end, or use the pool as a context manager.
+
+    The episodes of a failed worker are repeated with identical results, by other workers or, with
+    `on_worker_failure="restart"`, by the restarted worker. The iterator raises an error if an
+    episode raises twice, or if three workers die or hang during an episode.
 
     Args:
         env_factory: Builds an environment.
-        num_envs: Total number of environments (>= 1), rounded up to the same number per worker.
         settings: Settings of the episodes.
         backend: Backend of the workers; None selects this process.
+        num_envs: Total number of environments, >= 1.
         on_non_finite: Reaction to non-finite values: `raise` or `skip`.
-        report_s: See `PlayerWorker`.
+        report_s: See `EpisodeWorker`.
         calls: List of all environment calls of the run. New calls are made before a round.
 
     Attributes:
-        waiting: Finished episodes that have not been returned yet, by number.
+        workers: The workers.
+        waiting: Finished episodes of the last round that have not been returned, by number. The
+            episodes remain if the iteration stops early. An episode counts as returned when the
+            next one is requested.
+
+    Raises:
+        ConfigError: If a setting is invalid, or an argument cannot be sent to another process.
+        EnvError: If an environment cannot be built, or cannot render requested videos.
+        WorkerError: If a worker process fails.
+        MissingExtraError: If a required package is not installed.
+        SpaceError: If the spaces of the environments differ.
     """
 
     def __init__(
         self,
         env_factory: MakeEnv,
-        num_envs: int,
         settings: PlaySettings,
-        backend: WorkerBackend | None,
-        on_non_finite: str,
+        backend: WorkerBackend | None = None,
+        *,
+        num_envs: int = 8,
+        on_non_finite: str = "raise",
         report_s: float = LONGEST_S,
         calls: Sequence[EnvCall] = (),
     ) -> None:
-        self._calls = calls
-        backend = backend or ThisProcess()
-        count = self._num_workers = backend.num_workers(num_envs)
-        slots = -(-num_envs // count)
-        factories = Pickled([env_factory] * slots, "env")
-        names = worker_names("worker", shares(slots * count, count))
-        make_worker = partial(PlayerWorker, factories, settings, on_non_finite, report_s)
-        self._pool = backend.pool(WorkerSpecs([make_worker] * count, names, CALLS))
-        self._queue: TaskQueue[PlayedEpisode] = TaskQueue(self._pool, slots, attrgetter("number"))
+        check_at_least("num_envs", num_envs, 1)
+        if settings.video_dir is not None:
+            ffmpeg_path()
+        self.settings, self._calls = settings, calls
+        backend = ThisProcess() if backend is None else backend
+        parts = shares(num_envs, backend.num_workers(num_envs))
+        make_workers = [
+            partial(
+                EpisodeWorker,
+                Pickled([env_factory] * len(part), "env"),
+                part.start,
+                settings,
+                on_non_finite,
+                report_s,
+            )
+            for part in parts
+        ]
+        self.workers = backend.pool(WorkerSpecs(make_workers, worker_names("worker", parts), CALLS))
+        self._num_workers = len(parts)
+        self._queue: TaskQueue[PlayedEpisode] = TaskQueue(
+            self.workers, [len(part) for part in parts], attrgetter("number")
+        )
         self._round = 0
         self.waiting: dict[int, PlayedEpisode] = {}
 
@@ -252,46 +231,104 @@ class PlayerPool:
         return self._queue.spaces
 
     @property
+    def capacity(self) -> int:
+        """Number of environments."""
+        return self._queue.capacity
+
+    @property
     def worker_restarts(self) -> int:
         """Number of worker restarts."""
-        return self._pool.restarts
+        return self.workers.restarts
 
     @property
     def steps_made(self) -> int:
         """Number of environment steps so far, including discarded episodes."""
-        return sum(map(self._pool.steps, range(self._num_workers)))
+        return sum(map(self.workers.steps, range(self._num_workers)))
 
-    def _next_round(self) -> int:
-        """Cancel the running episodes, and return the number of the next round."""
-        self._round += 1
-        return self._round
+    def set_policy(self, make_rows: Callable[..., RowPolicy], name: str, *args: object) -> None:
+        """Set the policy; must be called before the first episode.
 
-    def _play(
+        Args:
+            make_rows: Builds the policy of a worker; called with its environments.
+            name: Name of the policy in errors of pickling.
+            *args: Further arguments of `make_rows`.
+        """
+        self._queue.set_up("set_policy", Pickled(make_rows, name), *args)
+
+    def make_calls(self) -> None:
+        """Make new calls in all environments between two rounds, see `EnvCalls`."""
+        self._queue.ask_all("make_calls", tuple(self._calls))
+
+    def play(
+        self, seeds: Sequence[int], on_step: Callable[[int], object] | None = None
+    ) -> Iterator[PlayedEpisode]:
+        """Play an episode for each seed. The episodes of an earlier call are cancelled.
+
+        Args:
+            seeds: Seeds >= 0; episode j has number j.
+            on_step: Function to call repeatedly with the number of new environment steps, which may
+                be 0. Exceptions propagate.
+
+        Returns:
+            Iterator over the episodes in order. Only a limited number of episodes begin ahead of
+            the iteration, to limit memory.
+
+        Raises:
+            ConfigError: If a seed is not an integer >= 0.
+            EnvError: During iteration, if an environment or a policy raises or returns an invalid
+                value.
+            WorkerError: During iteration, if a process fails and is not restarted.
+        """
+        checked = checked_seeds(seeds)
+        total, ahead = len(checked), WINDOW * self.capacity
+
+        def episode_of(number: int) -> Episode:
+            seed = checked[number]
+            return Episode(number, seed, action_seed_of(self.settings.action_seed, seed))
+
+        def limit_of(number: int) -> int:
+            return min(number + ahead, total)
+
+        return self.run(range(total), episode_of, limit_of, on_step or (lambda steps: None))
+
+    def run(
         self,
-        round_: int,
         numbers: Iterable[int],
-        task_of: Callable[[int], EpisodeTask],
+        episode_of: Callable[[int], Episode],
         limit_of: Callable[[int], int],
         on_step: Callable[[int], object],
         *args: object,
     ) -> Generator[PlayedEpisode, None, None]:
-        """Run a round of episodes.
+        """Play a round of episodes. The episodes of an earlier round are cancelled.
 
         Args:
-            round_: Result of `_next_round`.
             numbers: Indices of the episodes, in the order of the results.
-            task_of: Returns the task with a given index.
+            episode_of: Returns the episode with a given index.
             limit_of: Maps the index of the next result to an exclusive upper bound on the indices
                 of episodes that may begin.
-            on_step: See `RolloutPlayer.play`.
-            *args: Arguments of `RowAgent.begin_round`.
+            on_step: See `play`.
+            *args: Arguments of `RowPolicy.begin_round`.
         """
+        self._round += 1
+        return self._run(self._round, numbers, episode_of, limit_of, on_step, *args)
+
+    def _run(
+        self,
+        round_: int,
+        numbers: Iterable[int],
+        episode_of: Callable[[int], Episode],
+        limit_of: Callable[[int], int],
+        on_step: Callable[[int], object],
+        *args: object,
+    ) -> Generator[PlayedEpisode, None, None]:
         self._check_round(round_)
         waiting = self.waiting = dict[int, PlayedEpisode]()
         self._queue.drop()
-        calls = tuple(self._calls)
         self._queue.begin(
-            calls, *args, task_of=task_of, seed_of=lambda number: task_of(number).seed
+            tuple(self._calls),
+            *args,
+            task_of=episode_of,
+            seed_of=lambda number: episode_of(number).seed,
         )
         made = self.steps_made
 
@@ -313,8 +350,8 @@ class PlayerPool:
                 self._queue.drop()
 
     def _check_round(self, number: int) -> None:
-        if not len(self._pool):
-            raise EnvError("this player is closed: build a new one")
+        if not len(self.workers):
+            raise EnvError("this pool of episodes is closed: build a new one")
         if number != self._round:
             raise EnvError(
                 "these episodes were cancelled, because play() was called again: iterate over all "
@@ -323,103 +360,9 @@ class PlayerPool:
 
     def close(self) -> None:
         """Close the environments and remove unfinished videos. Closing again has no effect."""
-        self._pool.close()
-
-
-WINDOW = 2
-"""Maximum number of episodes begun ahead of the first unfinished one, as a multiple of the number
-of environments; limits the memory for finished episodes that have not been returned yet."""
-
-
-class RolloutPlayer(PlayerPool):
-    """Runs episodes with given seeds, and returns the episodes in the order of the seeds.
-
-    Each episode depends only on the policy, the settings and the seed of the episode. Results are
-    bit-for-bit identical for any number of workers, and do not depend on other episodes.
-    Environments that keep state after a seeded reset, such as `BipedalWalker-v3`, are an exception.
-    Call `close` at the end, or use the player as a context manager.
-
-    The episodes of a failed worker are repeated with identical results, by other workers or, with
-    `on_worker_failure="restart"`, by the restarted worker. The iterator raises an error if an
-    episode raises twice, or if three workers die or hang during an episode.
-
-    Args:
-        env_factory: Builds an environment.
-        make_agent: Builds the agent of a worker.
-        settings: Settings of the episodes.
-        backend: Backend of the workers; None selects this process.
-        num_envs: Total number of environments (>= 1), rounded up to the same number per worker.
-        on_non_finite: Reaction to non-finite values: `raise` or `skip`.
-
-    Attributes:
-        waiting: Finished episodes of the last call of `play` that have not been returned, by
-            number. The episodes remain if the iteration stops early. An episode counts as returned
-            when the next one is requested.
-
-    Raises:
-        ConfigError: If a setting is invalid, or an argument cannot be sent to another process.
-        EnvError: If an environment cannot be built, or cannot render requested videos.
-        WorkerError: If a worker process fails.
-        MissingExtraError: If a required package is not installed.
-        SpaceError: If the spaces of the environments differ.
-    """
-
-    def __init__(
-        self,
-        env_factory: MakeEnv,
-        make_agent: MakeAgent,
-        settings: PlaySettings,
-        backend: WorkerBackend | None = None,
-        *,
-        num_envs: int = 8,
-        on_non_finite: str = "raise",
-    ) -> None:
-        check_at_least("num_envs", num_envs, 1)
-        if settings.video_dir is not None:
-            ffmpeg_path()
-        self.settings = settings
-        super().__init__(env_factory, num_envs, settings, backend, on_non_finite)
-        self._queue.set_up("set_agent", Pickled(make_agent, "policy"))
-
-    def play(
-        self, seeds: Sequence[int], on_step: Callable[[int], object] | None = None
-    ) -> Iterator[PlayedEpisode]:
-        """Run an episode for each seed. The episodes of an earlier call are cancelled.
-
-        Args:
-            seeds: Seeds >= 0; episode j has number j.
-            on_step: Function to call repeatedly with the number of new environment steps, which may
-                be 0. Exceptions propagate.
-
-        Returns:
-            Iterator over the episodes in order. Only a limited number of episodes begin ahead of
-            the iteration, to limit memory.
-
-        Raises:
-            ConfigError: If a seed is not an integer >= 0.
-            EnvError: During iteration, if an environment or a policy raises or returns an invalid
-                value.
-            WorkerError: During iteration, if a process fails and is not restarted.
-        """
-        checked = checked_seeds(seeds)
-        total, ahead = len(checked), WINDOW * self._queue.capacity
-
-        def task_of(number: int) -> EpisodeTask:
-            seed = checked[number]
-            return EpisodeTask(number, seed, action_seed_of(self.settings.action_seed, seed))
-
-        def limit_of(number: int) -> int:
-            return min(number + ahead, total)
-
-        on_step = on_step or (lambda steps: None)
-        return self._play(self._next_round(), range(total), task_of, limit_of, on_step)
-
-    def close(self) -> None:
-        """Close the environments and remove unfinished videos. Closing again has no effect."""
-        super().close()
-        video_dir = self.settings.video_dir
-        if video_dir is not None:
-            remove_leftovers(Path(video_dir))  # Remove unfinished videos of killed processes.
+        self.workers.close()
+        if self.settings.video_dir is not None:
+            remove_leftovers(Path(self.settings.video_dir))  # Of killed processes.
 
     def __enter__(self) -> Self:
         return self
@@ -456,8 +399,8 @@ def checked_seeds(seeds: Iterable[Any]) -> list[int]:
     return checked
 
 
-def agent_maker(policy: object, deterministic: bool = True) -> MakeAgent:
-    """Return a factory of agents for any supported policy.
+def rows_maker(policy: object, deterministic: bool = True) -> MakeRows:
+    """Return a factory of row policies for any supported policy.
 
     Args:
         policy: See `RolloutGenerator`.
@@ -467,13 +410,13 @@ def agent_maker(policy: object, deterministic: bool = True) -> MakeAgent:
         ConfigError: If `policy` is not a supported policy.
     """
     if isinstance(policy, str) and policy == RANDOM:
-        return random_agent
+        return random_rows
     model = model_of(policy)
     if model is not None:
-        return partial(model_agent, model, deterministic=deterministic)
+        return partial(model_rows, model, deterministic=deterministic)
     if isinstance(policy, type):
-        return partial(PolicyAgent, policy)
-    return partial(PolicyAgent, partial(copy.deepcopy, UserPolicy(policy).policy))
+        return partial(UserRows, policy)
+    return partial(UserRows, partial(copy.deepcopy, UserPolicy(policy).policy))
 
 
 def model_of(policy: object) -> nn.Module | None:
@@ -503,7 +446,7 @@ def check_policy_spaces(found: tuple[Any, Any], spaces: tuple[Any, Any]) -> None
             raise ConfigError("policy", f"its {name} is {own}, but the environment has {space}")
 
 
-class RolloutGenerator(RolloutPlayer):
+class RolloutGenerator(EpisodePool):
     """Runs episodes with a policy and records the episodes.
 
         with RolloutGenerator("CartPole-v1", load_policy(run_dir)) as generator:
@@ -518,7 +461,7 @@ class RolloutGenerator(RolloutPlayer):
             environment. Training wrappers are not applied.
         policy: `"random"`; a model, or an object with a model as attribute `model`, such as a
             `TrainedPolicy`; an object with a method `act(observation)`, a function of one
-            observation, or a class with a method `act`; see `PolicyAgent`. Objects are copied for
+            observation, or a class with a method `act`; see `UserRows`. Objects are copied for
             each environment. Models act with their current weights.
         deterministic: Whether a model takes the most likely action instead of sampling.
         concurrency: Number of episodes that run at a time, >= 1.
@@ -559,15 +502,16 @@ class RolloutGenerator(RolloutPlayer):
             check_at_least("max_episode_steps", max_episode_steps, 1)
             factory = BoundedEnvFactory(factory, max_episode_steps)
         self._next_seed = seed
+        make_rows = rows_maker(policy, deterministic)
         super().__init__(
             factory,
-            agent_maker(policy, deterministic),
             PlaySettings(record=True) if settings is None else settings,
-            LocalProcesses(n_workers, **processes) if n_workers else ThisProcess(),
+            LocalProcesses(n_workers, **processes) if n_workers else None,
             num_envs=concurrency,
             on_non_finite=on_non_finite,
         )
         try:
+            self.set_policy(make_rows, "policy")
             check_policy_spaces(spaces_of_policy(policy), self.spaces)
         except BaseException:
             self.close()
