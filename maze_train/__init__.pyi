@@ -75,9 +75,9 @@ from maze_train.api import make_env as make_env
 from maze_train.api import run_rollout as run_rollout
 from maze_train.collect.actors import DistributedActors as DistributedActors
 from maze_train.collect.collector import RolloutCollector as RolloutCollector
-from maze_train.collect.play import PlayedEpisode as PlayedEpisode
-from maze_train.collect.fixed_policies import RandomPolicy as RandomPolicy
 from maze_train.collect.episode_pool import RolloutGenerator as RolloutGenerator
+from maze_train.collect.fixed_policies import RandomPolicy as RandomPolicy
+from maze_train.collect.play import PlayedEpisode as PlayedEpisode
 from maze_train.collect.recording import PlaySettings as PlaySettings
 from maze_train.compat import ACDevRunner as ACDevRunner
 from maze_train.compat import ACLocalRunner as ACLocalRunner
