@@ -30,7 +30,7 @@ class MoreEvents(LossEvents, prefix="more"):
 ALL = tuple(LossEvents.events())
 
 
-def test_an_event_knows_its_name_tag_and_reduction() -> None:
+def test_event_has_name_tag_and_reduction() -> None:
     """Name and tag come from the class that declares the event; inherited events come first."""
     assert LossEvents.loss.tag == "train/loss"
     assert LossEvents.loss.reduce == "mean"
@@ -47,7 +47,7 @@ def test_an_event_knows_its_name_tag_and_reduction() -> None:
     assert SamePrefix.entropy.tag == "train/entropy"
 
 
-def test_an_event_is_frozen_and_checks_its_reduction() -> None:
+def test_event_is_frozen_and_checks_its_reduction() -> None:
     """An invalid reduction and later changes raise an error."""
     with pytest.raises(ValueError, match="median"):
         Event("x", reduce="median")  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ def test_an_event_is_frozen_and_checks_its_reduction() -> None:
     assert LossEvents.loss.reduce == "mean"
 
 
-def test_an_interface_needs_a_prefix_and_events_of_its_own() -> None:
+def test_event_interface_requires_a_prefix() -> None:
     """A missing prefix and a shared event raise TypeError when the class is created."""
     with pytest.raises(TypeError, match="a prefix is required"):
         type("NoPrefix", (EventInterface,), {})
@@ -65,7 +65,7 @@ def test_an_interface_needs_a_prefix_and_events_of_its_own() -> None:
     assert LossEvents.loss.tag == "train/loss"
 
 
-def test_the_mean_is_weighted() -> None:
+def test_statistics_mean_is_weighted() -> None:
     """Weights count samples; a value with weight 0 is ignored, even if it is NaN."""
     statistics = Statistics()
     statistics.record(LossEvents.loss, 1.0, weight=3)
@@ -92,7 +92,7 @@ class OtherEvents(EventInterface, prefix="train"):
         (OtherEvents.loss, 1.0, 1, ValueError, "train/loss"),
     ],
 )
-def test_what_means_nothing_is_refused(
+def test_invalid_recorded_values_raise(
     event: Event, value: Any, weight: float, error: type[Exception], message: str
 ) -> None:
     """Negative weights, tensors with several elements, and one tag with two reductions."""
@@ -105,7 +105,7 @@ def test_what_means_nothing_is_refused(
 
 @sweep("event", [event for event in ALL if event.reduce != "last"])
 @sweep("place", [0, 1, 2])
-def test_nan_is_not_hidden(event: Event, place: int) -> None:
+def test_nan_is_kept_by_every_reduction(event: Event, place: int) -> None:
     """One NaN makes every reduction over the epoch NaN."""
     values = [1.0, 2.0, 3.0]
     values[place] = math.nan
@@ -114,7 +114,7 @@ def test_nan_is_not_hidden(event: Event, place: int) -> None:
     assert math.isnan(statistics.reduce()[event.tag])
 
 
-def test_tensors_are_kept_without_their_graph() -> None:
+def test_recording_a_loss_releases_its_graph() -> None:
     """Recording a loss releases its graph."""
     weight = torch.nn.Parameter(torch.tensor(2.0))
     loss = weight * 3.0
@@ -127,7 +127,7 @@ def test_tensors_are_kept_without_their_graph() -> None:
 
 
 @sweep("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
-def test_tensors_of_every_type_mix_with_numbers(dtype: torch.dtype) -> None:
+def test_statistics_accept_tensors_of_every_dtype(dtype: torch.dtype) -> None:
     """Tensors of any dtype and Python numbers are recorded in order."""
     statistics = Statistics()
     statistics.record(LossEvents.rate, torch.tensor([[1]], dtype=dtype))
@@ -138,7 +138,7 @@ def test_tensors_of_every_type_mix_with_numbers(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_tensors_on_the_gpu_are_read_in_order() -> None:
+def test_gpu_values_keep_their_order() -> None:
     """Values of one event on the GPU and on the host keep their order."""
     statistics = Statistics()
     statistics.record(LossEvents.rate, torch.tensor(1.0, device="cuda"))
@@ -159,7 +159,7 @@ def test_record_many_takes_lists_arrays_and_tensors(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(5, 1), (1, 7, 0, 3), (0, 2)])
-def test_merging_is_exact(sizes: tuple[int, ...]) -> None:
+def test_merged_statistics_equal_all_values(sizes: tuple[int, ...]) -> None:
     """Merged statistics of shards of any size, including empty ones, equal those of all values."""
     rng = np.random.default_rng(3)
     shards = [(rng.normal(size=n), rng.integers(1, 9, size=n)) for n in sizes]
@@ -179,7 +179,7 @@ def test_merging_is_exact(sizes: tuple[int, ...]) -> None:
     assert list(merged.reduce().values()) == pytest.approx(expected, rel=1e-14, abs=1e-14)
 
 
-def test_statistics_travel_between_processes() -> None:
+def test_statistics_survive_pickling() -> None:
     """A pickled copy contains Python numbers and merges under the same tags."""
     statistics = Statistics()
     statistics.record(LossEvents.loss, torch.tensor(1.0), weight=3)
@@ -190,7 +190,7 @@ def test_statistics_travel_between_processes() -> None:
     assert statistics.reduce() == {"train/loss": pytest.approx(11 / 7)}
 
 
-def test_state_continues_an_epoch() -> None:
+def test_statistics_state_continues_an_epoch() -> None:
     """Statistics restored in the middle of an epoch give identical results."""
     whole, first, second = Statistics(), Statistics(), Statistics()
     for event in ALL:

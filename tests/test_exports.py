@@ -14,7 +14,7 @@ from maze_train.core.errors import ConfigError
 from maze_train.distributions.categorical import Categorical
 
 
-def test_every_name_can_be_imported():
+def test_public_names_can_be_imported():
     """Each public name is imported from the listed module, and is listed once."""
     lines = [line.split() for line in stub_path().read_text().splitlines() if "import" in line]
     names = [line[3] for line in lines]

@@ -38,7 +38,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("module", ["no_such_module_at_all", "no_such_module_at_all.errors"])
-def test_a_missing_package_names_its_extra(module: str) -> None:
+def test_missing_package_names_its_extra(module: str) -> None:
     """The error names the extra and the feature; the command ends with code 2."""
     match = r"Toys need.*'toy'.*not installed.*\[toys\]"
     with pytest.raises(MissingExtraError, match=match) as caught:
@@ -56,7 +56,7 @@ def test_a_missing_package_names_its_extra(module: str) -> None:
         ("mlflow", "mlflow", MLflowWriter),
     ],
 )
-def test_each_part_names_its_extra(
+def test_features_name_their_missing_extra(
     package: str,
     extra: str,
     call: Callable[[], object],
@@ -70,7 +70,7 @@ def test_each_part_names_its_extra(
         call()
 
 
-def test_a_package_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outdated_package_raises_with_the_upgrade_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that upgrades it."""
     package = "optuna"
     pytest.importorskip(package)
@@ -83,7 +83,7 @@ def test_a_package_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("name", ["requires", "version"])
-def test_without_metadata_the_version_is_not_checked(
+def test_version_without_metadata_is_not_checked(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This package or the optional package is a folder in the search path."""
@@ -96,7 +96,7 @@ def test_without_metadata_the_version_is_not_checked(
 
 
 @pytest.mark.parametrize("code", BROKEN)
-def test_an_error_inside_a_package_is_told(package: Path, code: str) -> None:
+def test_broken_package_names_the_cause(package: Path, code: str) -> None:
     """The error contains the cause and no installation command, and can be pickled."""
     package.write_text(code)
     with pytest.raises(MissingExtraError) as caught:
@@ -117,7 +117,7 @@ def test_an_error_inside_a_package_is_told(package: Path, code: str) -> None:
         (ImportError("libwheel.so: cannot open", name="_Box2D"), "cannot be imported: .*libwheel"),
     ],
 )
-def test_what_gymnasium_takes_for_missing(
+def test_import_errors_of_gymnasium_show_the_cause(
     cause: ImportError, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gymnasium reports every import error as a missing package; our error shows the cause."""

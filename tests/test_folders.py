@@ -77,7 +77,7 @@ def everything(folder: Path) -> dict[Path, bytes]:
 
 @pytest.mark.parametrize("opens_below", [True, False])
 @pytest.mark.parametrize("name", WRITES)
-def test_no_link_is_followed_below_a_run(
+def test_links_below_a_run_are_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, opens_below: bool
 ) -> None:
     """Links are rejected, also on systems that cannot open files relative to a folder."""
@@ -107,7 +107,7 @@ def test_no_link_is_followed_below_a_run(
                 assert "is a symbolic link inside a run" in refusal, (kind, level)
 
 
-def test_links_of_the_user(tmp_path: Path) -> None:
+def test_links_above_a_run_are_followed(tmp_path: Path) -> None:
     """Links above a run, and outside of runs, are followed."""
     (tmp_path / "disk/run").mkdir(parents=True)
     (tmp_path / "disk/run/jobs.csv").touch()
@@ -129,7 +129,7 @@ def test_links_of_the_user(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["x", ".git/x", ".venv/bin/x", "venv/x", "a/wandb/x"])
-def test_no_folder_is_exempt(tmp_path: Path, place: str) -> None:
+def test_every_directory_of_a_run_is_checked_for_links(tmp_path: Path, place: str) -> None:
     """Folders with names used by other programs are checked, too."""
     (tmp_path / "run" / place).parent.mkdir(parents=True)
     (tmp_path / "run" / place).symlink_to(tmp_path)
@@ -137,7 +137,7 @@ def test_no_folder_is_exempt(tmp_path: Path, place: str) -> None:
         check_enclosed(tmp_path / "run")
 
 
-def test_what_is_uploaded(tmp_path: Path) -> None:
+def test_only_regular_files_are_uploaded(tmp_path: Path) -> None:
     """Regular files below a directory, by name; links to files and folders are not followed."""
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret/a.mp4").touch()

@@ -35,7 +35,7 @@ def generated_yaml() -> Iterator[tuple[Path, str]]:
     yield from (item for item in generated_files().items() if item[0].suffix == ".yaml")
 
 
-def test_generated_yaml_holds_the_defaults() -> None:
+def test_generated_yaml_has_the_defaults() -> None:
     """Loading a generated file gives an object with default settings."""
     sections = get_type_hints(TrainConfig)
     for path, text in generated_yaml():
@@ -75,7 +75,7 @@ def test_generated_yaml_holds_the_defaults() -> None:
             assert build_dataclass(cls, content) == cls()
 
 
-def test_every_setting_has_a_text() -> None:
+def test_every_setting_has_a_description() -> None:
     """Every field of a documented class has a description."""
     for path, text in generated_yaml():
         lines = [line.strip() for line in text.splitlines()]
@@ -87,7 +87,7 @@ def test_every_setting_has_a_text() -> None:
         assert all(line.startswith(("_target_:", "defaults:")) for line in bare), (path, bare)
 
 
-def test_the_table_has_a_row_for_each_setting() -> None:
+def test_settings_table_has_a_row_per_setting() -> None:
     """The table has type, default and text; `|` inside cells is escaped."""
     table = render_table(PPOAlgorithmConfig)
     assert table.count("\n") == 2 + len(fields(PPOAlgorithmConfig))

@@ -23,7 +23,7 @@ class Gone(io.StringIO):
         raise BrokenPipeError(32, "Broken pipe")
 
 
-def test_lines_go_to_standard_error(
+def test_notices_go_to_standard_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Warnings have a prefix; a closed reader loses the line, but no error is raised."""
@@ -36,7 +36,7 @@ def test_lines_go_to_standard_error(
     notify("nor this")
 
 
-def test_what_is_not_printable_is_shown_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unprintable_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     """Unprintable characters are escaped in all output, so names cannot control the terminal."""
     name = "\x1b]0;title\x07a\rb\u202ec\udc80 d"
     shown = r"\x1b]0;title\x07a\rb\u202ec\udc80 d"
@@ -50,7 +50,7 @@ def test_what_is_not_printable_is_shown_as_text(capsys: pytest.CaptureFixture[st
     assert str(ConfigError("env", name)) == f"env: {shown}"
 
 
-def test_what_a_stream_has_no_code_for_is_replaced() -> None:
+def test_unencodable_characters_are_replaced() -> None:
     """Characters that the encoding lacks, as in the final summary, raise no error."""
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     Display("lines", Console(file=stream)).say("1 \u00b1 2")

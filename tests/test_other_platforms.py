@@ -78,7 +78,7 @@ def run(tmp_path: Path, script: str, *arguments: str) -> subprocess.CompletedPro
         ],
     ),
 )
-def test_training(tmp_path: Path, cases: tuple[str, ...]) -> None:
+def test_training_works_on_other_platforms(tmp_path: Path, cases: tuple[str, ...]) -> None:
     """All modules import, and algorithms train and resume exactly; worker processes are errors."""
     done = run(tmp_path, SCRIPT, *cases)
     assert done.returncode == 0, done.stderr
@@ -95,7 +95,9 @@ PPO = ("+algorithm=ppo", "env=CartPole-v1", "total_steps=256", "algorithm.n_roll
         ((*PPO, "-m", "hydra/launcher=local", "seed=1,2"), 2, "hydra/launcher: jobs in other"),
     ],
 )
-def test_commands(tmp_path: Path, arguments: tuple[str, ...], code: int, text: str) -> None:
+def test_commands_work_on_other_platforms(
+    tmp_path: Path, arguments: tuple[str, ...], code: int, text: str
+) -> None:
     """Training and rollouts work; parallel jobs raise ConfigError."""
     done = run(tmp_path, COMMAND, *arguments)
     assert (done.returncode, text in done.stdout + done.stderr) == (code, True), done.stderr

@@ -75,12 +75,12 @@ def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.exhaustive
-def test_the_build_warns_about_nothing(installation: Installation) -> None:
+def test_build_prints_no_warning(installation: Installation) -> None:
     """Building the package prints no warning."""
     assert "Warning" not in installation.build_log
 
 
-def test_every_text_has_the_version() -> None:
+def test_texts_have_the_package_version() -> None:
     """Changelog, citation and README have the version of the package."""
     version = maze_train.__version__
     assert re.search(rf"^## {re.escape(version)} - ", (ROOT / "CHANGELOG.md").read_text(), re.M)
@@ -89,7 +89,7 @@ def test_every_text_has_the_version() -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_source_distribution_holds_what_it_should(installation: Installation) -> None:
+def test_source_distribution_contains_package_and_texts(installation: Installation) -> None:
     """The package, its configuration and four texts; no tests, no pages, no build files."""
     with tarfile.open(installation.archive) as archive:
         paths = [Path(*Path(m.name).parts[1:]) for m in archive.getmembers() if m.isfile()]
@@ -104,7 +104,8 @@ def test_the_source_distribution_holds_what_it_should(installation: Installation
     }
 
 
-def test_the_installed_package_is_the_one_that_is_tested(
+@pytest.mark.exhaustive
+def test_installation_fixture_imports_the_installed_package(
     installation: Installation, tmp_path: Path
 ) -> None:
     """The interpreter of the fixture imports the installed package, not the working tree."""
@@ -118,6 +119,7 @@ def test_the_installed_package_is_the_one_that_is_tested(
     assert has_version == "True"
 
 
+@pytest.mark.exhaustive
 def test_configuration_is_shipped(installation: Installation) -> None:
     """Every YAML file of conf/ is installed inside the package; tests and benchmarks are not."""
     package = installation.target / "maze_train"
@@ -128,7 +130,8 @@ def test_configuration_is_shipped(installation: Installation) -> None:
     assert roots.isdisjoint({"tests", "benchmarks", "conf"})
 
 
-def test_every_file_of_the_package_is_shipped(installation: Installation) -> None:
+@pytest.mark.exhaustive
+def test_installation_has_every_file_of_the_package(installation: Installation) -> None:
     """The installation has exactly the files of the package, including stubs and markers."""
     shipped, expected = (
         {str(path.relative_to(root)) for path in (root / "maze_train").rglob("*") if path.is_file()}
@@ -149,4 +152,4 @@ def test_training_works_from_an_empty_directory(installation: Installation, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
     (run_dir,) = (tmp_path / "outputs" / "CartPole-v1-ppo-dev").iterdir()
     names = {path.name for path in run_dir.iterdir()}
-    assert {"config.yaml", "metrics.csv", "summary.json", "best"} <= names
+    assert {"config.yaml", "metrics.csv", "summary.json", "best"} <= names @ pytest.mark.exhaustive

@@ -35,7 +35,7 @@ def is_missing(preset: str) -> bool:
 
 
 @pytest.mark.exhaustive
-def test_presets_can_begin(maze_run: CommandLine) -> None:
+def test_presets_are_valid_and_limited(maze_run: CommandLine) -> None:
     """Each preset can be composed, has valid settings and a limit that ends the run."""
     for preset in PRESETS:
         if is_missing(preset):
@@ -49,7 +49,7 @@ def test_presets_can_begin(maze_run: CommandLine) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:builtin type:DeprecationWarning")
 @pytest.mark.parametrize("preset", OF_EACH_KIND)
-def test_a_preset_works(preset: str, tmp_path: Path) -> None:
+def test_preset_trains_and_evaluates(preset: str, tmp_path: Path) -> None:
     """Environment and networks are built, and the preset trains and evaluates once."""
     if is_missing(preset):
         pytest.skip("needs an extra that is not installed")

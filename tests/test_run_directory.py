@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> RunDirectory:
     return run
 
 
-def test_which_run_a_path_belongs_to(run: RunDirectory) -> None:
+def test_path_identifies_its_run(run: RunDirectory) -> None:
     """The run is found even if a parent folder has the name of one of its subdirectories."""
     checkpoint = run.checkpoints / "epoch_000003"
     for path in (run.path, run.best, run.policies / "epoch_000002", checkpoint):
@@ -42,7 +42,7 @@ def test_which_run_a_path_belongs_to(run: RunDirectory) -> None:
     assert run.saved == [run.best, run.policies / "epoch_000002"]
 
 
-def test_which_policy_a_name_leads_to(run: RunDirectory) -> None:
+def test_policy_name_leads_to_its_location(run: RunDirectory) -> None:
     """The best policy, a version or a directory, with the location of the configuration."""
     checkpoint = run.checkpoints / "epoch_000003"
     for name, directory, version, settings in (
@@ -61,7 +61,7 @@ def test_which_policy_a_name_leads_to(run: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 10**5], ids=["empty", "list", "cut", "deep"])
-def test_a_damaged_summary(run: RunDirectory, text: str) -> None:
+def test_damaged_summary_raises(run: RunDirectory, text: str) -> None:
     """Reading the summary raises an error; `outcome` is empty."""
     assert run.read_summary() == {}
     (run.path / "summary.json").write_text(text)
@@ -70,7 +70,7 @@ def test_a_damaged_summary(run: RunDirectory, text: str) -> None:
     assert run.outcome == {}
 
 
-def test_where_a_new_run_may_begin(run: RunDirectory, tmp_path: Path) -> None:
+def test_new_run_requires_a_free_directory(run: RunDirectory, tmp_path: Path) -> None:
     """A run may start in an empty directory, or after a run failed before its first checkpoint."""
     RunDirectory(tmp_path / "new").check_is_free()
     with pytest.raises(ConfigError, match="already contains a run"):
@@ -95,9 +95,7 @@ def fail_in(directory: Path, names: list[str]) -> None:
 
 @pytest.mark.parametrize("name", ["a/b/run", None, "mine/run", "mine"])
 @pytest.mark.parametrize("writes", [False, True])
-def test_a_failure_leaves_no_empty_directory(
-    tmp_path: Path, name: str | None, writes: bool
-) -> None:
+def test_failure_leaves_no_empty_directory(tmp_path: Path, name: str | None, writes: bool) -> None:
     """Existing directories and those with results are kept."""
     (tmp_path / "mine").mkdir()
     given = None if name is None else str(tmp_path / name)
@@ -113,7 +111,7 @@ def test_a_failure_leaves_no_empty_directory(
 @pytest.mark.parametrize(
     ("given", "written"), [([], []), (["notes.txt"], []), ([], ["config.yaml"])]
 )
-def test_a_run_that_does_not_start_leaves_the_directory_of_the_user(
+def test_failed_start_empties_the_directory(
     tmp_path: Path, given: list[str], written: list[str]
 ) -> None:
     """New files are removed from a directory that was empty, unless the settings were written."""
@@ -143,7 +141,7 @@ TEST = {"epoch": 2, "episodes": 4, "episode_return_mean": 7.0, "win_rate": None}
         ("validation/episode_return_mean", None),
     ],
 )
-def test_the_tested_value_of_a_metric(metric: str, value: float | None) -> None:
+def test_final_test_value_requires_an_eval_metric(metric: str, value: float | None) -> None:
     """Only `eval/` metrics have a value in the final test."""
     assert final_test_value({"final_test": {"best": TEST, "last": {}}}, metric) == value
 
@@ -151,6 +149,6 @@ def test_the_tested_value_of_a_metric(metric: str, value: float | None) -> None:
 @pytest.mark.parametrize(
     "tests", [None, [], {"best": 3}, {"best": {**TEST, "epoch": "2"}}, {"best": {"x": [1]}}]
 )
-def test_damaged_results_of_the_test(tests: object) -> None:
+def test_damaged_final_tests_are_ignored(tests: object) -> None:
     """Invalid results are treated like a missing test."""
     assert final_tests({"final_test": tests}) == final_tests({}) == {}

@@ -67,7 +67,7 @@ def row_of(cell: Cell, seed: int, value: float = 100.0, settings: str = "") -> R
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_a_killed_run_goes_on_and_becomes_a_row(
+def test_killed_score_run_resumes_and_becomes_a_row(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A killed run has no row; the next call resumes it, and a third one has nothing to do."""
@@ -109,7 +109,7 @@ def test_a_killed_run_goes_on_and_becomes_a_row(
 
 
 @pytest.mark.exhaustive
-def test_a_changed_preset_makes_rows_stale(tmp_path: Path) -> None:
+def test_changed_preset_makes_score_rows_stale(tmp_path: Path) -> None:
     """Stale rows are kept and marked with the changed settings until new rows replace them."""
     before = replace(CELL, settings=(*SHORT, "algorithm.lr=0.5"))
     for seed in (0, 1):
@@ -144,7 +144,7 @@ def test_a_changed_preset_makes_rows_stale(tmp_path: Path) -> None:
         are_rows=True,
     ),
 )
-def test_beside_a_published_figure(
+def test_score_verdict_depends_on_the_interval(
     tmp_path: Path, values: tuple[float, float], steps: int, verdict: str
 ) -> None:
     """The verdict depends on the interval over seeds and its width; selection is biased by 10."""

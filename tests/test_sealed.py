@@ -14,7 +14,7 @@ CONTENT = {"b": [1, None, "é"], "a": {"x": 0.1}}
 
 
 @pytest.mark.parametrize("indent", [2, None])
-def test_any_change_is_noticed(indent):
+def test_sealed_json_detects_any_change(indent):
     """Changed bytes, truncation, and a reformatted file are detected."""
     data = seal(CONTENT, indent=indent)
     content = unseal(data)
@@ -39,7 +39,7 @@ def _refuse(constant):
     raise ValueError(constant)
 
 
-def test_infinite_numbers_are_json():
+def test_sealed_infinities_are_valid_json():
     """Every JSON parser reads the file; strings such as "Infinity" are unchanged."""
     data = seal(INFINITE)
     found = json.loads(data, parse_constant=_refuse)
@@ -48,7 +48,7 @@ def test_infinite_numbers_are_json():
 
 
 @pytest.mark.parametrize("indent", [2, None])
-def test_files_of_0_2_with_infinite_numbers_are_read(indent):
+def test_sealed_files_of_0_2_are_read(indent):
     """Files of version 0.2 contain the constant `Infinity`."""
     plain = _plain(INFINITE | {"unknown": 0}, indent)
     digest = hashlib.sha256(plain).hexdigest()
@@ -60,7 +60,7 @@ def test_files_of_0_2_with_infinite_numbers_are_read(indent):
 
 
 @pytest.mark.parametrize("data", [b"", b"[]\n", b"\xff", b"[" * 100_000, b"{}\n", b"null"])
-def test_other_files_are_refused(data):
+def test_unsealed_files_raise(data):
     """Any other content raises the same error."""
     with pytest.raises(ValueError, match="damaged"):
         unseal(data)

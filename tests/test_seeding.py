@@ -21,14 +21,14 @@ def played(root, num_envs, episodes_per_env):
     return seeds
 
 
-def test_streams_differ_by_name_and_by_run():
+def test_random_streams_differ_by_name_and_run():
     """No two streams of runs with neighbouring seeds start from the same seed."""
     seeds = [Seeds(root).integer(name) for root in range(100) for name in NAMES]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_a_stream_depends_on_its_name_alone():
+def test_random_stream_depends_on_its_name_only():
     """Using other streams does not change a stream."""
     seeds = Seeds(3)
     first = seeds.integer("model")
@@ -37,7 +37,7 @@ def test_a_stream_depends_on_its_name_alone():
     assert seeds.generator("x").random() == Seeds(3).generator("x").random()
 
 
-def test_the_numbers_of_a_seed_stay_what_they_are():
+def test_published_seed_gives_known_numbers():
     """A published seed gives the same run in later versions of the package."""
     assert Seeds(0).integer("model") == 6345307993427180246
     assert EpisodeSeeds(0, 0, 1).next() == 1610069009
@@ -51,7 +51,7 @@ def test_episodes_of_neighbouring_runs_are_disjoint():
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(1, 12))
-def test_the_number_of_environments_does_not_change_the_episodes(root, num_envs):
+def test_episode_seeds_do_not_depend_on_num_envs(root, num_envs):
     """Episode j has the same seed for any number of environments."""
     total = 2 * EPISODES_PER_BLOCK
     one = played(root, 1, total)
@@ -60,7 +60,7 @@ def test_the_number_of_environments_does_not_change_the_episodes(root, num_envs)
     assert all(0 <= seed < 2**31 for seed in one.values())
 
 
-def test_a_drawn_seed_is_new_and_leaves_global_generators_alone():
+def test_drawn_seed_does_not_use_global_generators():
     """Missing seeds are drawn from the operating system."""
     states = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
     seeds = {draw_seed() for _ in range(20)}

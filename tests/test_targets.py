@@ -45,7 +45,7 @@ def own_modules(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-def test_dots_and_a_colon_name_the_same_object(own_modules):
+def test_locate_accepts_dots_and_a_colon(own_modules):
     """Classes, also nested ones, are found as package.module.Name and package.module:Name."""
     for path in ("collections.OrderedDict", "collections:OrderedDict"):
         assert locate(path) is collections.OrderedDict
@@ -66,20 +66,20 @@ def test_dots_and_a_colon_name_the_same_object(own_modules):
         ("own_needy.Name", r"importing own_needy failed: .*a_package_that_is_missing"),
     ],
 )
-def test_what_can_not_be_found_is_named(own_modules, path, message):
+def test_unknown_target_is_named(own_modules, path, message):
     """The error names the key, the path, and what was not found."""
     with pytest.raises(ConfigError, match=message):
         locate(path, key="optimizer")
 
 
-def test_settings_of_the_node_win_over_those_of_the_caller(own_modules):
+def test_target_node_overrides_keyword_arguments(own_modules):
     """Positional arguments come first; keys of the node override keyword arguments."""
     built = build_target({"_target_": "own_good.Part", "name": "node"}, 4, name="caller")
     assert (built.size, built.name) == (4, "node")
     assert build_target({"_target_": "own_good.Part"}, size=5, name="caller").name == "caller"
 
 
-def test_nested_objects_are_built_first(own_modules):
+def test_nested_targets_are_built_first(own_modules):
     """A mapping with `_target_` becomes an object; other mappings stay mappings."""
     node = {"_target_": "own_good.Part", "size": 1, "inner": {"_target_": "own_good.Part.Inner"}}
     before = {**node, "inner": dict(node["inner"])}
@@ -111,7 +111,7 @@ def test_nested_objects_are_built_first(own_modules):
         ),
     ],
 )
-def test_what_can_not_be_built_is_named(own_modules, node, message):
+def test_invalid_target_arguments_are_named(own_modules, node, message):
     """The error names the setting and the cause."""
     with pytest.raises(ConfigError, match=message):
         build_target(node, key="model.part")
@@ -125,9 +125,7 @@ def test_what_can_not_be_built_is_named(own_modules, node, message):
         ("torch.nn.Linear", "model.part.bias._target_ = 'os.system': expected a class"),
     ],
 )
-def test_nothing_is_called_before_all_targets_were_checked(
-    own_modules, tmp_path, monkeypatch, target, problem
-):
+def test_targets_are_checked_before_any_call(own_modules, tmp_path, monkeypatch, target, problem):
     """Wrong classes and functions of the standard library are rejected before any call."""
     monkeypatch.chdir(tmp_path)
     touch = {"_target_": "own_good.touch"}
@@ -137,7 +135,7 @@ def test_nothing_is_called_before_all_targets_were_checked(
     assert not (tmp_path / "marker").exists()
 
 
-def test_a_function_may_make_a_part(own_modules):
+def test_target_function_result_is_checked(own_modules):
     """The result of a function is checked, since its type is unknown before the call."""
     built = build_target({"_target_": "own_good.linear"}, key="model.part", kind=torch.nn.Module)
     assert isinstance(built, torch.nn.Linear)
@@ -148,9 +146,7 @@ def test_a_function_may_make_a_part(own_modules):
 @pytest.mark.parametrize(
     ("file", "name"), [("own_script.py", "own_script.Net"), (None, "__main__.Net")]
 )
-def test_what_a_script_defines_has_the_name_by_which_others_import_it(
-    tmp_path, monkeypatch, file, name
-):
+def test_script_objects_have_importable_names(tmp_path, monkeypatch, file, name):
     """The name resolves to the script's object without running the script again."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "own_script.py").write_text("raise RuntimeError")

@@ -20,7 +20,7 @@ from maze_train.core.files import versions
 from maze_train.spaces import autoreset
 
 
-def test_versions() -> None:
+def test_versions_lists_python_and_packages() -> None:
     """Versions of Python and of packages that affect results; the mapping is read-only."""
     found = versions()
     assert list(found) == ["python", "maze_train", "torch", "numpy", "gymnasium"]
@@ -30,7 +30,7 @@ def test_versions() -> None:
         found["python"] = "4"  # type: ignore[index]  # assignment must fail
 
 
-def test_sources_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_without_version_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packages without a version are reported as unknown."""
 
     def missing(name: str) -> str:
@@ -41,7 +41,7 @@ def test_sources_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.slow
-def test_nothing_is_imported() -> None:
+def test_versions_do_not_import_torch() -> None:
     """Reading the version of PyTorch does not import it."""
     code = "import sys, maze_train.core.files as v; v.versions(); print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -49,7 +49,7 @@ def test_nothing_is_imported() -> None:
 
 
 @pytest.mark.parametrize("version", ["0.28.1", "0.29.1", "1.0.0"])
-def test_an_old_gymnasium(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outdated_gymnasium_raises(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gymnasium below 1.1 raises an error with the remedy."""
     monkeypatch.delattr(gymnasium.vector, "AutoresetMode")
     monkeypatch.setattr(gymnasium, "__version__", version)
@@ -57,7 +57,7 @@ def test_an_old_gymnasium(version: str, monkeypatch: pytest.MonkeyPatch) -> None
         importlib.reload(autoreset)
 
 
-def test_the_ci_workflow_calls_targets_of_make() -> None:
+def test_ci_workflow_calls_make_targets() -> None:
     """Every command of the workflow is a target of the Makefile."""
     root = Path(__file__).parents[1]
     workflow = yaml.safe_load((root / ".github/workflows/ci.yml").read_text())

@@ -187,7 +187,7 @@ SAMPLED_ES = {**ES, "deterministic": False}
         problem("both kinds", HybridTarget, SAC, 0.98, 4_000, everyday=False),
     ],
 )
-def test_small_problems_are_solved(
+def test_algorithms_solve_small_problems(
     tmp_path: Path, env: Any, algorithm: dict[str, Any], least: float, steps: int
 ) -> None:
     """The best evaluation reaches the minimum return."""
@@ -197,7 +197,7 @@ def test_small_problems_are_solved(
 
 
 @pytest.mark.exhaustive
-def test_agents_find_a_language(tmp_path: Path) -> None:
+def test_agents_learn_to_communicate(tmp_path: Path) -> None:
     """Two independent policies learn to communicate."""
     policies = {agent: {"agents": [agent]} for agent in Hints.possible_agents}
     enough = [StopAtReturn(1.0)]
@@ -206,7 +206,7 @@ def test_agents_find_a_language(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_goals_are_reached_with_hindsight(tmp_path: Path) -> None:
+def test_hindsight_replay_reaches_goals(tmp_path: Path) -> None:
     """Each of 20 steps without reaching the goal costs 1; without HER, returns are below -16."""
     algorithm = {**SAC, "replay_buffer": "her", "gamma": 0.9, "tau": 0.05}
     algorithm |= {"epoch_length": 10, "lr": 1e-3, "update_to_data_ratio": 1.0, "batch_size": 256}
@@ -217,7 +217,7 @@ def test_goals_are_reached_with_hindsight(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "algorithm", everyday(1, [{"name": "ppo"}, {"name": "impala", "lr": 3e-3}])
 )
-def test_the_pole_is_balanced(tmp_path: Path, algorithm: dict[str, Any]) -> None:
+def test_ppo_solves_cartpole(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     """CartPole-v1 is solved with default networks and evaluations."""
     result = train(
         env="CartPole-v1",
@@ -231,7 +231,7 @@ def test_the_pole_is_balanced(tmp_path: Path, algorithm: dict[str, Any]) -> None
     assert result.best_metric >= 475
 
 
-def test_the_value_at_a_time_limit(tmp_path: Path) -> None:
+def test_value_is_bootstrapped_at_time_limits(tmp_path: Path) -> None:
     """Values are bootstrapped after a truncation: the value is 1 / (1 - gamma)."""
     result = learn(
         tmp_path,

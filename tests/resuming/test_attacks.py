@@ -290,7 +290,7 @@ MEETINGS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("where", "name", "kinds"), MEETINGS)
-def test_no_attack_succeeds(
+def test_attacks_change_nothing_outside_the_run(
     run: Path,
     trained: Path,
     capfd: pytest.CaptureFixture[str],
@@ -321,7 +321,7 @@ def test_no_attack_succeeds(
     assert succeeded == {}
 
 
-def test_a_rating_of_a_stranger_leads_nowhere(tmp_path: Path) -> None:
+def test_invalid_policy_names_in_metrics_csv_create_no_file(tmp_path: Path) -> None:
     """Invalid policy names in `metrics.csv` are not used as file names."""
     (tmp_path / "run").mkdir()
     row = {"epoch": 1, "league/a/../../../own@1/win_rate": 0.5}

@@ -174,7 +174,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "damage"), CASES)
-def test_a_damaged_file_is_named(
+def test_damaged_files_are_named_in_the_error(
     name: str, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error names the file; no code runs, and the message suggests no unsafe loading."""
@@ -191,7 +191,7 @@ def test_a_damaged_file_is_named(
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if not FORMATS[name].has_digest])
-def test_a_flipped_text_is_read_or_named(name: str, tmp_path: Path) -> None:
+def test_flipped_text_files_load_or_raise(name: str, tmp_path: Path) -> None:
     """Files without a digest, which users may edit, load or raise an error that names the file."""
     kind = FORMATS[name]
     path = kind.write(tmp_path)
@@ -206,7 +206,7 @@ def test_a_flipped_text_is_read_or_named(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].version])
-def test_another_version_is_told(name: str, tmp_path: Path) -> None:
+def test_files_of_another_version_raise(name: str, tmp_path: Path) -> None:
     """The error names the version and the remedy, and does not call the file damaged."""
     kind = FORMATS[name]
     path = kind.write(tmp_path)

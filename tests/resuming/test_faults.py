@@ -66,7 +66,7 @@ def fault(kind: str, **settings: Any) -> tuple[str, ...]:
 # -- signals -------------------------------------------------------------------------------------
 
 
-def test_a_signal(run, tmp_path):
+def test_signal_saves_and_the_run_resumes(run, tmp_path):
     """The run finishes the update, saves a checkpoint, and resumes without lost epochs."""
     started = (tmp_path / "run" / "checkpoints" / "latest", signal.SIGUSR1)
     assert run("total_steps=1e9", signals=(started,))[0] == 138
@@ -100,7 +100,9 @@ def test_a_signal(run, tmp_path):
         pytest.param("read_only", 1, ["could not be written"], marks=exhaustive),
     ],
 )
-def test_disks(run, undisturbed, tmp_path, prepare, code, told):
+def test_disk_faults_are_reported_once_and_lose_nothing(
+    run, undisturbed, tmp_path, prepare, code, told
+):
     """The run writes all rows and warns once per fault; a resumed run has lost nothing."""
     found, output = run(prepare=prepare)
     assert found == code
@@ -117,7 +119,7 @@ def test_disks(run, undisturbed, tmp_path, prepare, code, told):
 
 
 @pytest.mark.parametrize("how", everyday(1, ["is_moved", "vanishes", "is_half_removed"]))
-def test_a_run_directory_that_is_lost(run, undisturbed, tmp_path, how):
+def test_lost_run_directory_is_reported_with_exit_code_1(run, undisturbed, tmp_path, how):
     """Each lost file is reported, the run exits with code 1, and the directory is not recreated.
 
     If the directory was moved, the run resumes once it has been moved back.
@@ -162,7 +164,7 @@ BROKEN = (r"step 3 of the episode with seed \d+: Runtime", "the wheel came off")
         ((), "constructor", ("the model file is missing",)),
     ],
 )
-def test_an_environment_that_fails(run, where, kind, said):
+def test_failing_environment_is_named_in_the_error(run, where, kind, said):
     """The run fails, and the message names worker, environment, step and seed."""
     code, output = run(*where, *fault(kind), *(["runner.worker_timeout_s=2"] if where else []))
     assert code == 1
@@ -171,7 +173,7 @@ def test_an_environment_that_fails(run, where, kind, said):
 
 @pytest.mark.parametrize("kind", ["kill", "hang"])
 @pytest.mark.exhaustive
-def test_a_worker_that_failed_once(run, undisturbed, tmp_path, kind):
+def test_restarted_worker_does_not_change_results(run, undisturbed, tmp_path, kind):
     """A restarted worker is restored from its journal, so the results do not change."""
     marker = tmp_path / "happened"
     code, output = run(*RESTART, *fault(kind, marker=marker), "runner.worker_timeout_s=2")
@@ -188,7 +190,7 @@ def test_a_worker_that_failed_once(run, undisturbed, tmp_path, kind):
 
 
 @pytest.mark.exhaustive
-def test_an_environment_of_chance(run, tmp_path):
+def test_resuming_a_nondeterministic_environment_raises(run, tmp_path):
     """Resuming raises an error unless new episodes are allowed."""
     assert run(*fault("chance"), "algorithm.n_epochs=2")[0] == 0
     code, output = run(*fault("chance"), "algorithm.n_epochs=0")
@@ -212,7 +214,7 @@ def test_an_environment_of_chance(run, tmp_path):
         are_rows=True,
     ),
 )
-def test_numbers_that_are_not_finite(run, tmp_path, kind, said):
+def test_non_finite_values_raise_or_drop_the_episode(run, tmp_path, kind, said):
     """The error names environment, step and seed; with `skip`, the episode is dropped."""
     marker = tmp_path / "happened"
     code, output = run(*fault(kind))
@@ -228,7 +230,7 @@ def test_numbers_that_are_not_finite(run, tmp_path, kind, said):
 
 
 @pytest.mark.parametrize("evaluated", everyday(1, [True, False]))
-def test_an_environment_that_is_never_finite(run, evaluated):
+def test_environment_that_is_never_finite_ends_the_run(run, evaluated):
     """The run fails if every step is skipped, in training and in evaluation."""
     skip = ("algorithm.on_non_finite=skip", f"evaluation.n_episodes={2 * evaluated}")
     code, output = run(*fault("nan_observation", at=1 + evaluated), *skip)
@@ -238,7 +240,7 @@ def test_an_environment_that_is_never_finite(run, evaluated):
 
 
 @pytest.mark.exhaustive
-def test_gradients_that_are_not_finite(run, tmp_path):
+def test_non_finite_gradients_raise_or_skip_the_step(run, tmp_path):
     """The error names epoch, update and loss; with `skip`, the step is skipped and counted."""
     code, output = run(prepare="nan_gradients")
     assert code == 1

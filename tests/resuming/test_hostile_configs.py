@@ -153,7 +153,7 @@ def part_of(key: str) -> str | None:
 
 
 @pytest.mark.parametrize(("name", "plant"), meetings(PLANTS))
-def test_nothing_that_is_planted_is_called(
+def test_planted_targets_are_not_called(
     run: Path, capfd: pytest.CaptureFixture[str], name: str, plant: Plant
 ) -> None:
     """One message names key, target and the required `trust`; unused sections are ignored."""
@@ -185,7 +185,7 @@ def test_nothing_that_is_planted_is_called(
         for name in COMMANDS
     ],
 )
-def test_only_what_this_user_signed_is_trusted(
+def test_only_valid_signatures_of_the_user_are_trusted(
     run: Path, capfd: pytest.CaptureFixture[str], name: str, signature: str
 ) -> None:
     """Signatures with another key, and signatures of edited settings, are rejected."""
@@ -204,7 +204,7 @@ def test_only_what_this_user_signed_is_trusted(
 
 
 @pytest.mark.parametrize(("name", "plant"), meetings(DAMAGED))
-def test_other_files_are_not_read(
+def test_invalid_stored_sections_raise(
     run: Path, capfd: pytest.CaptureFixture[str], name: str, plant: Plant
 ) -> None:
     """Stored sections must be mappings, and stored keys may not contain dots."""
@@ -239,7 +239,7 @@ HARMFUL = {
 
 
 @pytest.mark.parametrize("text", HARMFUL)
-def test_a_file_that_would_hang_or_crash(tmp_path: Path, text: str) -> None:
+def test_files_that_would_hang_or_crash_raise(tmp_path: Path, text: str) -> None:
     """The error names the file and the location."""
     content, message = HARMFUL[text]
     content = content if isinstance(content, bytes) else content.encode()
@@ -248,7 +248,7 @@ def test_a_file_that_would_hang_or_crash(tmp_path: Path, text: str) -> None:
         read_settings(tmp_path)
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_config_file_that_is_a_pipe_raises(tmp_path: Path) -> None:
     """Only regular files are read."""
     os.mkfifo(tmp_path / "config.yaml")
     with pytest.raises(RunDirectoryError, match="not a regular file"):
@@ -257,7 +257,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["train resume", "resume", "resume checkpoint"])
 @pytest.mark.parametrize("key", ["address", "working_dir"])
-def test_no_command_connects_to_a_cluster_of_a_stranger(
+def test_no_command_connects_to_a_stored_address(
     name: str, key: str, run: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A server at the stored address receives no connection."""

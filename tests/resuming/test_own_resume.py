@@ -49,7 +49,7 @@ def parts_by_checkpoint(run_dir: Path) -> list[dict[str, int]]:
 
 
 @pytest.mark.parametrize("is_continued", [False, True])
-def test_parts_that_did_not_change_are_shared(tmp_path, monkeypatch, is_continued):
+def test_checkpoints_share_unchanged_files(tmp_path, monkeypatch, is_continued):
     """Consecutive checkpoints share unchanged files, also in a resumed run."""
     monkeypatch.setattr(replay_memory, "SEGMENT_NBYTES", 8 * 2 * (16 + 8 + 4 + 1))  # 8 rows
     epochs = {"algorithm.n_epochs": 3}
@@ -64,7 +64,7 @@ def test_parts_that_did_not_change_are_shared(tmp_path, monkeypatch, is_continue
         assert len(set(before.values()) & set(after.values())) == len(before) - 2
 
 
-def test_kept_rollouts_are_files_that_checkpoints_share(tmp_path):
+def test_impala_replay_rollouts_are_shared_files(tmp_path):
     """IMPALA writes each rollout once and deletes it with the last checkpoint that uses it."""
     more = {"algorithm.replay_size": 15, "checkpoint.keep_last": 2, "total_steps": 3 * EPOCH}
     start("impala, replay", tmp_path / "run", **more)
@@ -74,7 +74,7 @@ def test_kept_rollouts_are_files_that_checkpoints_share(tmp_path):
     assert len(set(found[0].values()) & set(found[1].values())) == 6
 
 
-def test_without_checkpoints_no_buffer_is_written(tmp_path, capsys):
+def test_runs_without_checkpoints_write_no_buffer(tmp_path, capsys):
     """With `checkpoint.interval=0` no file contains the buffer; otherwise its size is reported."""
     start("sac", tmp_path / "run", **ONE_EPOCH)
     assert "checkpoints include the replay buffer (up to " in capsys.readouterr().err
@@ -116,7 +116,7 @@ def samples_by_obs(buffer: Any) -> dict[tuple[float, ...], Any]:
     ),
     ids=["native", "chance"],
 )
-def test_new_episodes_are_not_joined_with_lost_ones(tmp_path, env):
+def test_n_step_samples_do_not_span_a_resume(tmp_path, env):
     """Stored samples do not change, and n-step samples do not span the gap between runs."""
     more = {
         "env": env,
@@ -148,7 +148,7 @@ class RoundedEnv(SpacesEnv):
 
 
 @pytest.mark.parametrize("case", everyday(1, ["ppo", "ppo, actors", "sac", "impala"]))
-def test_a_run_that_resumes_within_rounding_says_so(tmp_path, capsys, monkeypatch, case):
+def test_summary_of_a_run_resumed_within_rounding_is_not_exact(tmp_path, capsys, monkeypatch, case):
     """The summary says `exact: false` from then on, and the episodes continue."""
     more = {"env": {"_target_": "test_own_resume.RoundedEnv", "kwargs": {"length": 7}}}
     run = tmp_path / "run"
@@ -168,7 +168,7 @@ def test_a_run_that_resumes_within_rounding_says_so(tmp_path, capsys, monkeypatc
 
 
 @pytest.mark.parametrize("case", ["ppo", "es"])
-def test_curricula_continue(tmp_path, case):
+def test_resumed_environment_curricula_continue(tmp_path, case):
     """Curricula resume in training and evaluation; ES starts each episode in the first stage."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     changes = {"env": {"_target_": "own_envs.Curriculum"}, "algorithm.lr": 1e-3}
@@ -178,7 +178,7 @@ def test_curricula_continue(tmp_path, case):
     assert_equal_runs(whole, parts)
 
 
-def test_data_that_moved_changed_or_grew(tmp_path, capsys):
+def test_bc_resumes_with_its_original_episodes(tmp_path, capsys):
     """BC resumes with its original episodes if the dataset moved or grew; other data fails."""
     start("bc", tmp_path / "whole")
     start("bc", tmp_path / "run", **TWO_EPOCHS)
@@ -230,7 +230,7 @@ def beginnings(directory: Path) -> set[tuple[float, ...]]:
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_actors_begin_anew(tmp_path, capsys):
+def test_resumed_actors_begin_new_episodes(tmp_path, capsys):
     """Steps in flight are reported and counted as dropped; all episodes are new."""
     more = {**FORK, **NO_EVALUATION}
     start("impala", tmp_path / "run", env=diary_env(tmp_path / "diaries"), **more, **TWO_EPOCHS)
@@ -274,7 +274,7 @@ def interrupted(case: str, run_dir: Path, changes: dict[str, Any], **how: Any) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", everyday(1, [{}, LOCAL]), ids=["dev", "local"])
-def test_ctrl_c_in_a_gradient_step(tmp_path, place):
+def test_ctrl_c_in_a_gradient_step_finishes_the_update(tmp_path, place):
     """The update is finished and saved, and the run resumes."""
     run_dir = tmp_path / "run"
     start("sac", tmp_path / "whole")
@@ -302,7 +302,7 @@ class SlowEnv(SpacesEnv):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["impala", "es"])
 @pytest.mark.exhaustive
-def test_ctrl_c_while_others_play(tmp_path, case):
+def test_ctrl_c_does_not_wait_for_long_episodes(tmp_path, case):
     """The run does not wait for a rollout or episode of two minutes, and saves a checkpoint."""
     run_dir, marker = tmp_path / "run", tmp_path / "slow"
     env = {"env._target_": "test_own_resume.SlowEnv", "env.kwargs.quick": 25}

@@ -117,7 +117,7 @@ def edit_settings(run_dir: Path, change: Callable[[Any], Any]) -> None:
 # -- what is continued ---------------------------------------------------------------------------
 
 
-def test_a_finished_run_is_extended(half, whole):
+def test_finished_run_is_extended_by_path(half, whole):
     """A run resumes by a path or its text, with changed limits."""
     assert train(resume=str(half)).summary.epochs == 2
     result = train(resume=half, **TO_THE_END)
@@ -130,7 +130,7 @@ def test_a_finished_run_is_extended(half, whole):
 
 
 @pytest.mark.parametrize("limit", [{"total_steps": 64}, ONE_EPOCH])
-def test_a_limit_below_what_is_done_changes_nothing(half, limit):
+def test_limit_below_progress_raises_and_changes_nothing(half, limit):
     """Resuming raises ConfigError and changes no file."""
     before = [(path, path.read_bytes()) for path in sorted(half.rglob("*")) if path.is_file()]
     with pytest.raises(ConfigError, match="the run has already completed"):
@@ -138,7 +138,7 @@ def test_a_limit_below_what_is_done_changes_nothing(half, limit):
     assert all(path.read_bytes() == content for path, content in before)
 
 
-def test_auto_starts_or_continues(tmp_path, whole):
+def test_resume_auto_starts_or_resumes(tmp_path, whole):
     """`resume="auto"` starts a run and resumes it, also below a folder named `checkpoints`."""
     run_dir = tmp_path / "checkpoints" / "run"
     for epochs in (1, 3, 0, 0):
@@ -147,7 +147,7 @@ def test_auto_starts_or_continues(tmp_path, whole):
     assert train(resume=run_dir).summary.epochs == 4
 
 
-def test_a_run_that_is_over_is_left_as_it_is(whole, tmp_path):
+def test_resuming_a_finished_run_changes_its_summary_only(whole, tmp_path):
     """Resuming a finished run changes only its summary."""
     run_dir = shutil.copytree(whole, tmp_path / "run")
     outcome = json.loads((run_dir / "summary.json").read_text())
@@ -158,7 +158,7 @@ def test_a_run_that_is_over_is_left_as_it_is(whole, tmp_path):
     assert_equal_runs(run_dir, whole)
 
 
-def test_killed_between_row_and_checkpoint(tmp_path, whole):
+def test_repeated_epoch_appears_once(tmp_path, whole):
     """A repeated epoch appears once, in `metrics.csv` and in TensorBoard."""
     run_dir = tmp_path / "run"
     start(run_dir, **TENSORBOARD, **TWO_EPOCHS)
@@ -169,7 +169,7 @@ def test_killed_between_row_and_checkpoint(tmp_path, whole):
     assert points(run_dir) == [64, 128, 192, 256]
 
 
-def test_a_branch_that_was_left_is_not_taken_up_again(half, whole):
+def test_run_killed_on_a_branch_resumes_on_the_branch(half, whole):
     """A run killed before its first new checkpoint resumes from the one it had started from."""
     checkpoints = half / "checkpoints"
     with pytest.raises(KeyboardInterrupt):
@@ -179,7 +179,7 @@ def test_a_branch_that_was_left_is_not_taken_up_again(half, whole):
     assert_equal_runs(half, whole)
 
 
-def test_settings_are_compared_with_the_checkpoint_that_is_loaded(tmp_path, capsys):
+def test_settings_are_compared_with_the_loaded_checkpoint(tmp_path, capsys):
     """Settings are compared with the loaded checkpoint, which may not be the newest one."""
     run_dir = tmp_path / "run"
     start(run_dir, **ONE_EPOCH)
@@ -203,7 +203,7 @@ def test_settings_are_compared_with_the_checkpoint_that_is_loaded(tmp_path, caps
     assert latest.read_text() == f"{second.name}\n"
 
 
-def test_before_the_first_checkpoint_a_run_begins_again(tmp_path, whole, capsys):
+def test_run_without_checkpoint_restarts_with_a_warning(tmp_path, whole, capsys):
     """A warning is printed, earlier results are kept, and TensorBoard has no duplicate points."""
     run_dir = tmp_path / "run"
     more = {**TENSORBOARD, "resume": "auto", "checkpoint.interval": 3}
@@ -223,7 +223,7 @@ def test_before_the_first_checkpoint_a_run_begins_again(tmp_path, whole, capsys)
 
 
 @pytest.mark.parametrize("resume", [None, "auto", "run"])
-def test_a_run_that_failed_before_its_first_checkpoint_blocks_nothing(tmp_path, capsys, resume):
+def test_failed_start_can_be_repeated_with_changed_settings(tmp_path, capsys, resume):
     """The run restarts with changed settings, and its earlier files are moved to `before`."""
     run_dir = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
@@ -243,13 +243,13 @@ def test_a_run_that_failed_before_its_first_checkpoint_blocks_nothing(tmp_path, 
         start(run_dir)
 
 
-def test_a_trial_is_continued(tmp_path):
+def test_fast_dev_run_resumes(tmp_path):
     """A run with `fast_dev_run` resumes with the same setting."""
     for _ in range(2):
         assert start(tmp_path / "run", resume="auto", **{"runner.fast_dev_run": True})
 
 
-def test_writers_may_draw_random_numbers(tmp_path, whole):
+def test_random_draws_of_writers_do_not_change_results(tmp_path, whole):
     """Random draws of writers do not change the results, at the start or after resuming."""
     start(tmp_path / "run", **tracking(DrawingWriter), **TWO_EPOCHS)
     train(resume=tmp_path / "run", trust=["test_resume"], **TO_THE_END)
@@ -257,7 +257,7 @@ def test_writers_may_draw_random_numbers(tmp_path, whole):
     assert differences(*states) == []
 
 
-def test_global_generators_continue(tmp_path):
+def test_resume_restores_global_generators(tmp_path):
     """Dropout in a custom network uses the restored global generators."""
     own = {"model.policy": {"_target_": "own_networks.OwnNet"}}
     start(tmp_path / "a", **own)
@@ -271,7 +271,7 @@ def test_global_generators_continue(tmp_path):
 # -- what is damaged or left over ----------------------------------------------------------------
 
 
-def test_a_damaged_checkpoint_is_left_out(half, whole, capsys):
+def test_resume_skips_a_damaged_checkpoint(half, whole, capsys):
     """A warning names the damaged checkpoint, and the run resumes from the previous one."""
     state = half / "checkpoints" / "epoch_000002" / "state.pt"
     data = bytearray(state.read_bytes())
@@ -290,7 +290,7 @@ def test_a_damaged_checkpoint_is_left_out(half, whole, capsys):
     assert (half / "metrics.csv").read_bytes() == before
 
 
-def test_a_damaged_table_is_set_aside(half, whole, capsys):
+def test_resume_sets_aside_a_damaged_table(half, whole, capsys):
     """The run resumes from the checkpoint; one warning names the file with the old rows."""
     table = half / "metrics.csv"
     damaged = table.read_bytes().replace(b"0", b"\xff", 1)
@@ -304,7 +304,7 @@ def test_a_damaged_table_is_set_aside(half, whole, capsys):
     assert differences(final_state(half), final_state(whole)) == []
 
 
-def test_a_table_without_rows_is_not_damaged(half, capsys):
+def test_resume_with_an_empty_table_appends_rows(half, capsys):
     """A warning reports the missing epochs, and new rows are appended."""
     table = half / "metrics.csv"
     table.write_text(table.read_text().partition("\n")[0] + "\n")
@@ -314,7 +314,7 @@ def test_a_table_without_rows_is_not_damaged(half, capsys):
     assert len(rows_of(half)) == 2
 
 
-def test_the_best_policy_is_that_of_the_run_that_is_continued(half, whole):
+def test_resume_replaces_the_best_policy_of_an_abandoned_branch(half, whole):
     """A best policy written by an abandoned branch is replaced."""
     before = json.loads((half / "best" / "score.json").read_text())
     (half / "best" / "policy.pt").unlink()
@@ -325,7 +325,7 @@ def test_the_best_policy_is_that_of_the_run_that_is_continued(half, whole):
     assert_equal_runs(half, whole)
 
 
-def test_what_a_killed_process_left_is_removed(half):
+def test_resume_removes_files_of_dead_processes(half):
     """Temporary files of dead processes are removed; those of living processes stay."""
     dead = [half / ".metrics.csv.999999999.tmp", half / "best" / ".policy.pt.999999999.tmp"]
     living = half / f".mine.{os.getpid()}.tmp"
@@ -376,7 +376,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_a_refused_resume_changes_nothing(half, case):
+def test_failed_resume_changes_nothing(half, case):
     """No file changes if resuming fails, even if it fails late."""
     prepare, changes = REFUSALS[case]
     changes = {"tracking": {**QUIET, "tensorboard": True, "plot": True}, **changes}
@@ -392,7 +392,7 @@ def test_a_refused_resume_changes_nothing(half, case):
     assert file_contents(half) == before
 
 
-def test_a_configuration_that_was_edited(half, capsys):
+def test_edited_configuration_is_reported_or_raises(half, capsys):
     """Changed settings are reported; ConfigError is raised if a setting may not change."""
     edit_settings(half, lambda node: node.update(total_steps=192))
     train(resume=half, **TO_THE_END)
@@ -409,7 +409,7 @@ def test_a_configuration_that_was_edited(half, capsys):
         train(resume=half)
 
 
-def test_a_checkpoint_of_another_run_is_refused(half, tmp_path):
+def test_checkpoint_of_another_run_raises(half, tmp_path):
     """One message names all settings that differ."""
     start(tmp_path / "other", env="Acrobot-v1", **{"model.hidden_sizes": [4]}, **ONE_EPOCH)
     shutil.rmtree(half / "checkpoints")
@@ -419,7 +419,7 @@ def test_a_checkpoint_of_another_run_is_refused(half, tmp_path):
         train(resume=half)
 
 
-def test_two_processes_do_not_share_a_directory(half):
+def test_second_process_in_a_run_directory_raises(half):
     """A second process raises an error while the first one runs."""
     with exclusive(half), pytest.raises(RunDirectoryError, match=r"another process \(pid \d+"):
         train(resume=half)
@@ -427,7 +427,7 @@ def test_two_processes_do_not_share_a_directory(half):
 
 
 @pytest.mark.parametrize("resume", [None, "auto"])
-def test_a_start_that_was_overtaken_touches_nothing(tmp_path, whole, resume):
+def test_overtaken_start_touches_nothing(tmp_path, whole, resume):
     """Another process starts and finishes the run while this one builds its environments."""
 
     def make() -> Any:
@@ -441,7 +441,7 @@ def test_a_start_that_was_overtaken_touches_nothing(tmp_path, whole, resume):
 
 
 @pytest.mark.parametrize("resume", [None, "auto"])
-def test_a_run_without_its_configuration_is_not_removed(half, resume):
+def test_run_directory_without_configuration_raises(half, resume):
     """A new run in the directory would overwrite the remaining files."""
     (half / "config.yaml").unlink()
     text = "contains checkpoints, best, metrics.csv of a run whose config.yaml is missing"
@@ -450,7 +450,7 @@ def test_a_run_without_its_configuration_is_not_removed(half, resume):
     assert len(list((half / "checkpoints").glob("epoch_*"))) == 2
 
 
-def test_a_checkpoint_is_a_policy(half):
+def test_checkpoint_can_be_loaded_as_a_policy(half):
     """Path and name of a checkpoint give the same weights and the same rollouts."""
     found = load_policy(half / "checkpoints" / "epoch_000002").model.state_dict()
     wanted = load_policy(f"{half}@epoch_000002").model.state_dict()
@@ -470,7 +470,7 @@ IMPALA = "maze_train.algorithms.impala.config.ImpalaAlgorithmConfig"
         ("algorithm", {"_target_": IMPALA}, "it has no 'actors', as of another algorithm"),
     ],
 )
-def test_a_checkpoint_with_the_settings_of_another_run_is_refused(half, key, value, told):
+def test_checkpoint_that_does_not_match_names_the_component(half, key, value, told):
     """The error names the component that does not match."""
     change(half, key, value)
     with pytest.raises(RunDirectoryError, match=rf"epoch_000002 does not fit this run: .*{told}"):
@@ -478,7 +478,7 @@ def test_a_checkpoint_with_the_settings_of_another_run_is_refused(half, key, val
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), TypeError("x"), AttributeError("x")])
-def test_an_error_of_user_code_is_not_called_a_misfit(error):
+def test_errors_of_user_code_propagate_on_resume(error):
     """Exceptions of user code propagate unchanged."""
 
     def load_state_dict(state):
@@ -489,7 +489,7 @@ def test_an_error_of_user_code_is_not_called_a_misfit(error):
     assert caught.value is error
 
 
-def test_a_run_of_an_older_version_is_refused(half):
+def test_run_of_an_older_version_raises(half):
     """The error names the version that can resume the run, and no file changes."""
     for path in half.glob("checkpoints/*/MANIFEST.json"):
         content = json.loads(path.read_text())

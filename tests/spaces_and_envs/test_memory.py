@@ -45,7 +45,7 @@ def play(policy: Any, seed: int) -> float:
         pytest.param(A2C, "gru", 50_000, id="a2c, gru", marks=pytest.mark.exhaustive),
     ],
 )
-def test_a_memory_recalls_the_signal(
+def test_recurrent_policy_recalls_the_signal(
     tmp_path: Path, algorithm: dict[str, Any], cell: str, steps: int
 ) -> None:
     """Every signal is recalled at the end, in evaluations and when acting step by step."""

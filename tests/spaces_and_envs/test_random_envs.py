@@ -172,7 +172,7 @@ def check_problem(spaces: Any, config: ModelConfig, algorithm: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", everyday(1, range(3)))
-def test_all_spaces_go_all_the_way(part: int) -> None:
+def test_random_spaces_collect_learn_save_and_act(part: int) -> None:
     """Rollouts and weights are identical in one process and in workers."""
 
     @seeded(part)

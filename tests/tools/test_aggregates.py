@@ -16,7 +16,7 @@ def slow_iqm(values: list[float]) -> float:
 
 
 @pytest.mark.parametrize("n", range(1, 14))
-def test_the_interquartile_mean(n: int) -> None:
+def test_interquartile_mean_matches_the_reference(n: int) -> None:
     """Matches the reference for any number of runs and any axis; the mean of up to three runs."""
     values = np.random.default_rng(n).normal(size=(n, 3))
     expected = [slow_iqm(column) for column in values.T.tolist()]
@@ -24,7 +24,7 @@ def test_the_interquartile_mean(n: int) -> None:
     assert np.allclose(interquartile_mean(values.T), expected, rtol=1e-12)
 
 
-def test_the_interval_is_that_of_a_loop() -> None:
+def test_bootstrap_interval_equals_a_loop() -> None:
     """Each resample draws as many runs per task as the task has; the bounds are percentiles."""
     rng = np.random.default_rng(5)
     strata = [rng.normal(size=4), rng.normal(3.0, size=7)]
@@ -38,13 +38,13 @@ def test_the_interval_is_that_of_a_loop() -> None:
     assert np.allclose([low, high], np.quantile(means, [0.025, 0.975]), rtol=1e-12)
 
 
-def test_tasks_keep_their_weight() -> None:
+def test_bootstrap_keeps_the_weight_of_tasks() -> None:
     """Identical runs of each task give an interval of width 0, even if the tasks differ."""
     low, high = bootstrap_interval([np.zeros(4), np.ones(12)])
     assert low == high == 1.0
 
 
-def test_curves_have_an_interval_at_each_point() -> None:
+def test_curves_have_an_interval_per_point() -> None:
     """Trailing axes are kept, also if resampling is split into chunks."""
     values = np.random.default_rng(0).normal(size=(5, 3000))
     low, high = bootstrap_interval([values], n_resamples=400)
@@ -53,7 +53,7 @@ def test_curves_have_an_interval_at_each_point() -> None:
     assert (interquartile_mean(values, axis=0) < high).all()
 
 
-def test_a_single_run_has_no_interval() -> None:
+def test_single_run_has_no_interval() -> None:
     """The interval of a single run is NaN."""
     assert np.isnan(bootstrap_interval([np.ones(1)])).all()
     low, high = bootstrap_interval([np.ones(1), np.arange(2.0)])  # together with a task of two runs

@@ -79,7 +79,7 @@ def test_the_command(env, arguments, file, source, capsys):
         ({"run": "a", "formt": "onnx"}, r"formt = 'onnx': unknown; did you mean format"),
     ],
 )
-def test_wrong_settings(settings, problem):
+def test_invalid_search_settings_raise(settings, problem):
     """Wrong settings raise ConfigError before any file is read."""
     with pytest.raises(ConfigError, match=problem):
         load_settings(ExportConfig, settings)

@@ -165,7 +165,7 @@ EVERY += [(name, "onnx") for name in IN_ONNX[1:]] + [
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr")  # PyTorch 2.6
 @pytest.mark.filterwarnings("ignore:Node lifted_tensor")
 @pytest.mark.parametrize("case", everyday(2, EVERY), ids=" as ".join)
-def test_a_file_acts_as_the_policy(tmp_path, case):
+def test_exported_file_acts_like_the_policy(tmp_path, case):
     """An exported file matches the policy at other batch sizes and in recurrent steps."""
     name, kind = case
     if kind == "onnx":
@@ -185,7 +185,7 @@ def test_a_file_acts_as_the_policy(tmp_path, case):
         assert space_from_dict(described[key]) == getattr(policy, key)
 
 
-def test_what_is_not_read_is_not_asked_for(tmp_path):
+def test_exported_inputs_exclude_unused_observations(tmp_path):
     """Critic-only observations, rewards and dones are not inputs; `acts` only for recurrent agents.
 
     Action masks are inputs.
@@ -198,7 +198,7 @@ def test_what_is_not_read_is_not_asked_for(tmp_path):
 
 
 @sweep("name", CASES)
-def test_what_learning_alone_needs_is_left_out(name):
+def test_exported_file_excludes_critics_and_targets(name):
     """Critics and target networks are excluded."""
     weights = PolicyStep(build(name)).state_dict()
     assert weights
@@ -206,7 +206,7 @@ def test_what_learning_alone_needs_is_left_out(name):
 
 
 @pytest.mark.exhaustive
-def test_one_of_several_agents(tmp_path):
+def test_exported_agent_takes_its_observations_only(tmp_path):
     """The file of one agent takes only its observations; policies without networks are rejected."""
     policies = {
         "team": PolicyConfig(agents=["first", "second"]),
@@ -244,7 +244,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_differences_between_file_and_policy(tmp_path, monkeypatch, change):
+def test_differing_exported_file_raises_and_is_not_written(tmp_path, monkeypatch, change):
     """Differences beyond rounding raise ExportError, and an existing file is kept."""
     function, problem = CHANGES[change]
     kind, calls = formats.FORMATS["torch_export"], itertools.count()
@@ -287,7 +287,7 @@ class Fickle(nn.Module):
         ("torch_export", "torch.export cannot trace the policy"),
     ],
 )
-def test_a_network_that_can_not_be_recorded(tmp_path, kind, problem):
+def test_untraceable_network_raises_export_error(tmp_path, kind, problem):
     """ExportError is raised, and no file is written."""
     if kind == "onnx":
         pytest.importorskip("onnxscript")
@@ -298,7 +298,7 @@ def test_a_network_that_can_not_be_recorded(tmp_path, kind, problem):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_can_not_be_exported(tmp_path, monkeypatch):
+def test_unsupported_exports_raise(tmp_path, monkeypatch):
     """Unknown formats, policies without networks, and missing packages raise an error."""
     policy = build("vector")
     with pytest.raises(ConfigError, match=r"format = 'onix': expected one of onnx.*mean 'onnx'"):
@@ -312,7 +312,7 @@ def test_what_can_not_be_exported(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_policy_that_remembers_is_not_disturbed(tmp_path):
+def test_export_does_not_change_the_recurrent_state(tmp_path):
     """Exporting does not change the recurrent state of the policy."""
     policy, other = build("lstm"), build("lstm")
     seen = [observations(policy, 2, seed)[""] for seed in range(3)]

@@ -457,7 +457,7 @@ def test_who_may_not_write(
         ({"privat": True}, r"privat.*did you mean private\?"),
     ],
 )
-def test_wrong_settings(
+def test_invalid_search_settings_raise(
     hub: HubServer, trained: TrainingResult, settings: dict[str, Any], problem: str
 ) -> None:
     """One message contains key, value and what is expected; no repository is created."""

@@ -109,7 +109,7 @@ def column(folder: Path, name: str) -> list[str]:
     return [row[name] for row in rows_of(folder)]
 
 
-def test_a_search_ends_with_its_best_settings(
+def test_search_prints_and_saves_the_best_settings(
     maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The best settings are printed as a command and saved; output of trials goes to their logs."""
@@ -135,7 +135,7 @@ def test_a_search_ends_with_its_best_settings(
     assert (study / "0/job.log").is_file()
 
 
-def test_tables_that_can_not_be_written(
+def test_search_continues_if_tables_cannot_be_written(
     maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The search continues with a warning; a later search writes the tables from the journal."""
@@ -151,7 +151,7 @@ def test_tables_that_can_not_be_written(
 
 
 @pytest.mark.exhaustive
-def test_a_study_goes_on_with_the_same_command(
+def test_same_command_continues_a_study(
     maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Sequential trials continue as if never stopped; changed settings raise an error."""
@@ -182,7 +182,7 @@ def test_a_study_goes_on_with_the_same_command(
     assert "has 6 trials, and is complete; increase n_trials" in told
 
 
-def test_a_hopeless_trial_is_pruned(
+def test_trial_below_the_median_is_pruned(
     maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A trial below the median of others at the same progress is pruned, counted and displayed."""
@@ -200,7 +200,7 @@ def test_a_hopeless_trial_is_pruned(
 
 
 @pytest.mark.parametrize("everything", everyday(1, [False, True]))
-def test_a_trial_that_fails(
+def test_failed_trial_does_not_stop_the_search(
     maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str], everything: bool
 ) -> None:
     """A failed trial is reported and does not stop the search, unless all trials fail."""
@@ -231,7 +231,7 @@ def test_a_trial_that_fails(
     assert "best: trial 0" in output.out
 
 
-def test_a_search_that_is_interrupted_goes_on(
+def test_interrupted_search_continues_its_trials(
     maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The same trials resume from their checkpoints, in the same directories."""
@@ -266,7 +266,7 @@ def test_a_search_that_is_interrupted_goes_on(
     assert calls == [2, 2, 1]
 
 
-def test_trials_that_a_kill_ended_have_failed(maze_run: CommandLine, runs: Runs) -> None:
+def test_killed_trials_count_as_failed(maze_run: CommandLine, runs: Runs) -> None:
     """Trials of a killed worker, and a trial without sampled settings, count as failed."""
 
     def after_epoch(config: TrainConfig, epoch: int) -> None:
@@ -282,7 +282,7 @@ def test_trials_that_a_kill_ended_have_failed(maze_run: CommandLine, runs: Runs)
 
 
 @pytest.mark.exhaustive
-def test_what_the_first_trial_has(
+def test_first_trial_uses_the_configured_settings(
     maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The first trial uses the configured settings if enabled and if they lie in the ranges."""
@@ -297,7 +297,7 @@ def test_what_the_first_trial_has(
         assert (told in capfd.readouterr().err) is is_told
 
 
-def test_losses_of_recorded_actions_are_minimised(maze_run: CommandLine, runs: Runs) -> None:
+def test_search_minimizes_validation_losses(maze_run: CommandLine, runs: Runs) -> None:
     """Behavioral cloning without an environment minimises the validation loss."""
     runs.metric = "validation/loss"
     runs.value = lambda config: float(vars(config.algorithm)["lr"])
@@ -310,7 +310,7 @@ def test_losses_of_recorded_actions_are_minimised(maze_run: CommandLine, runs: R
     assert found == {"algorithm.lr": min(values)}
 
 
-def test_seeds_of_a_trial(maze_run: CommandLine, runs: Runs) -> None:
+def test_trial_value_is_the_mean_over_seeds(maze_run: CommandLine, runs: Runs) -> None:
     """Each seed is a run below the directory of the trial; the value is their mean."""
     runs.value = lambda config: float(config.seed or 0)
     assert maze_run(*ONE, "n_trials=2", "n_seeds=3", "seed=4") == 0
@@ -335,7 +335,7 @@ def test_seeds_of_a_trial(maze_run: CommandLine, runs: Runs) -> None:
         are_rows=True,
     ),
 )
-def test_what_is_best(
+def test_search_mode_and_value_select_the_best_trial(
     maze_run: CommandLine, runs: Runs, settings: tuple[str, ...], best: str, value: float
 ) -> None:
     """The default metric selects the policies; the value of a trial is its best or final value."""
@@ -359,7 +359,7 @@ def test_what_is_best(
         ("algorithm.lr=x", "algorithm.lr = 'x': "),
     ],
 )
-def test_mistakes_are_told_before_the_first_trial(
+def test_invalid_search_settings_raise_before_the_first_trial(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str], wrong: str, message: str
 ) -> None:
     """One message, exit code 2, and no files."""
@@ -368,7 +368,7 @@ def test_mistakes_are_told_before_the_first_trial(
     assert maze_run.files() == []
 
 
-def test_ranges_of_a_file_can_be_changed(maze_run: CommandLine, runs: Runs) -> None:
+def test_single_ranges_of_a_file_can_be_overridden(maze_run: CommandLine, runs: Runs) -> None:
     """`search=<name>` selects ranges, also from a user's folder; single ranges can be overridden.
 
     The printed command with the best settings omits the search.
@@ -386,7 +386,9 @@ def test_ranges_of_a_file_can_be_changed(maze_run: CommandLine, runs: Runs) -> N
     assert command == settings
 
 
-def test_a_search_in_python(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_from_python_runs_the_same_study(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`search` runs the same study; its directory is named after environment and algorithm."""
     monkeypatch.chdir(tmp_path)
     ranges = {"algorithm.gamma": {"low": 0.5, "high": 0.9}}
@@ -399,7 +401,7 @@ def test_a_search_in_python(runs: Runs, tmp_path: Path, monkeypatch: pytest.Monk
     assert result.line == "maze-run env=CartPole-v1 algorithm=ppo algorithm.gamma=0.9"
 
 
-def test_a_search_where_rewards_cancel(
+def test_search_of_zero_sum_games_uses_the_selection_metric(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trials of zero-sum games are compared by the metric that selects their policies."""
@@ -412,7 +414,7 @@ def test_a_search_where_rewards_cancel(
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_trials_in_parallel_have_the_values_of_trials_one_after_the_other(
+def test_parallel_trials_equal_sequential_trials(
     tmp_path: Path,
 ) -> None:
     """Values do not depend on `n_jobs`; pruned trials are ordinary runs that can be compared."""

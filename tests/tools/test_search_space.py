@@ -25,12 +25,12 @@ def space_of(ranges: dict[str, Any], **settings: Any) -> Space:
     return Space(config.ranges, own)
 
 
-def test_settings_of_searches_and_runs_have_other_names() -> None:
+def test_search_and_run_settings_have_distinct_names() -> None:
     """Settings of searches and of runs share the command line."""
     assert not field_of_key(SearchConfig).keys() & field_of_key(TrainConfig).keys()
 
 
-def test_ranges_are_found_at_any_depth() -> None:
+def test_ranges_may_be_nested_or_dotted() -> None:
     """Ranges are nested or dotted; lists are choices; null removes a range."""
     node = {
         "algorithm": {"lr": {"low": 1e-4, "high": 1e-2, "log": True}, "gamma": [0.9, 0.99]},
@@ -85,7 +85,7 @@ def test_ranges_are_found_at_any_depth() -> None:
         ({"algorithm.batch_size": [64, 2.5]}, "search.algorithm.batch_size = 2.5: not a valid"),
     ],
 )
-def test_wrong_ranges(ranges: dict[str, Any], message: str) -> None:
+def test_invalid_ranges_raise(ranges: dict[str, Any], message: str) -> None:
     """One message contains setting, value and what is expected; values must be valid for a run."""
     with pytest.raises(ConfigError) as caught:
         space_of(ranges)
@@ -108,14 +108,14 @@ def test_wrong_ranges(ranges: dict[str, Any], message: str) -> None:
         ),
     ],
 )
-def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
+def test_invalid_search_settings_raise(settings: dict[str, Any], message: str) -> None:
     """Errors name the settings of the search or those of its runs."""
     with pytest.raises(ConfigError) as caught:
         load_search_config({**PPO, "search": "ppo", **settings})
     assert str(caught.value).startswith(message)
 
 
-def test_distributions() -> None:
+def test_ranges_become_distributions() -> None:
     """Ranges of integer settings are integers; ranges of floats may have integer bounds."""
     space = space_of(
         {
@@ -160,7 +160,7 @@ def test_distributions() -> None:
 
 
 @sweep("name", list_options("search"))
-def test_shipped_ranges(name: str) -> None:
+def test_shipped_ranges_include_the_defaults(name: str) -> None:
     """The shipped ranges include the defaults of the algorithm."""
     env = {"sac": "Pendulum-v1", "td3": "Pendulum-v1"}.get(name, "CartPole-v1")
     node = {"env": env, "algorithm": name, "search": name}
@@ -176,13 +176,13 @@ def test_every_algorithm_has_ranges() -> None:
     assert set(list_options("algorithm")) - set(list_options("search")) == {"sacfd"}
 
 
-def test_settings_of_runs_among_those_of_a_user() -> None:
+def test_without_search_keeps_run_settings_only() -> None:
     """Settings of the search are removed for the command that trains with the best settings."""
     words = ["algorithm=ppo", "++n_trials=3", "++search.algorithm.lr=[1]", "search=ppo", "++seed=1"]
     assert without_search(words) == ["algorithm=ppo", "seed=1"]
 
 
-def test_values_and_names_for_people() -> None:
+def test_values_and_names_are_shortened() -> None:
     """Numbers are rounded to four digits; names are shortened if they are unambiguous."""
     assert [shown(text) for text in ("0.00123456", "linear_0.00123456", "tanh", "65536")] == [
         *("0.001235", "linear_0.001235", "tanh", "65536")

@@ -39,7 +39,7 @@ def space_of() -> Space:
     return Space(ranges, {"env": "CartPole-v1", "algorithm": "ppo"})
 
 
-def test_what_ends_a_trial(tmp_path: Path) -> None:
+def test_pruning_ignores_non_finite_values_and_ended_runs(tmp_path: Path) -> None:
     """Non-finite values, and runs that stop by themselves, are not pruned."""
     number = open_study(open_journal(tmp_path), "max").ask().number
     pruner = optuna.pruners.ThresholdPruner(lower=0.5, n_warmup_steps=10)
@@ -56,7 +56,7 @@ def test_what_ends_a_trial(tmp_path: Path) -> None:
     assert (reasons, again.pruned_at) == (["pruned at 20 %"], 20)
 
 
-def test_parts_of_optuna() -> None:
+def test_samplers_and_pruners_get_seed_and_warm_up() -> None:
     """The seed of the settings is added to the sampler's; pruners have warm-up steps by default."""
     space = space_of()
 
@@ -70,7 +70,7 @@ def test_parts_of_optuna() -> None:
     assert part_named("pruner", {"name": "median", "n_warmup_steps": 5})._n_warmup_steps == 5
 
 
-def test_settings_of_a_study(tmp_path: Path) -> None:
+def test_study_settings_cannot_change(tmp_path: Path) -> None:
     """Settings of a study cannot change, except settings added by newer versions."""
     check_settings(tmp_path, {"a": 1})
     check_settings(tmp_path, {"a": 1, "b": 2})
@@ -79,7 +79,7 @@ def test_settings_of_a_study(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", ["waiting", "running", "complete"])
-def test_trials_with_other_choices(tmp_path: Path, state: str) -> None:
+def test_trials_with_other_choices_raise(tmp_path: Path, state: str) -> None:
     """An edited or untrusted journal raises an error that names it."""
     study = open_study(open_journal(tmp_path), "max")
     if state == "waiting":
@@ -99,7 +99,7 @@ def test_trials_with_other_choices(tmp_path: Path, state: str) -> None:
 
 
 @pytest.mark.parametrize("direction", everyday(1, ["minimize", "maximize"]))
-def test_trials_from_the_best_one(tmp_path: Path, direction: str) -> None:
+def test_trials_are_sorted_from_best_to_worst(tmp_path: Path, direction: str) -> None:
     """Trials are sorted from best to worst; the picture shows the best value so far."""
     space, study = space_of(), optuna.create_study(direction=direction)
 
@@ -140,7 +140,7 @@ def test_trials_from_the_best_one(tmp_path: Path, direction: str) -> None:
     [b"[" * 100_000 + b"\n", pickle.dumps([1] * 99), b"x\ny\n", b"[]\n", b'{"op_code": 4}\n', None],
     ids=["deep", "pickle", "text", "list", "no fields", "pipe"],
 )
-def test_a_journal_that_is_none(tmp_path: Path, content: bytes | None) -> None:
+def test_invalid_journal_raises(tmp_path: Path, content: bytes | None) -> None:
     """An error names the file."""
     path = tmp_path / "study.journal"
     os.mkfifo(path) if content is None else path.write_bytes(content)
@@ -148,7 +148,7 @@ def test_a_journal_that_is_none(tmp_path: Path, content: bytes | None) -> None:
         search("CartPole-v1", "ppo", {KEYS[0]: {"low": 0.5, "high": 0.9}}, study=str(tmp_path))
 
 
-def test_a_lock_that_a_killed_process_left(tmp_path: Path) -> None:
+def test_stale_journal_lock_is_removed(tmp_path: Path) -> None:
     """The stale lock is removed; if this fails, the error names it."""
     lock = tmp_path / "study.journal.lock"
     lock.symlink_to(tmp_path / "study.journal")
@@ -159,7 +159,7 @@ def test_a_lock_that_a_killed_process_left(tmp_path: Path) -> None:
         release_journal(tmp_path)
 
 
-def test_settings_that_are_damaged(tmp_path: Path) -> None:
+def test_damaged_study_settings_raise(tmp_path: Path) -> None:
     """YAML aliases and deep nesting raise an error."""
     for text in ("a: &a [1]\nb: *a", "[" * 1000, "{"):
         (tmp_path / "study.yaml").write_text(text)

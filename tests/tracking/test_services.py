@@ -448,6 +448,7 @@ writer.start(RunInfo(title=sys.argv[2]))
 """
 
 
+@pytest.mark.exhaustive
 def test_processes_share_a_new_mlflow_database(tmp_path: Path) -> None:
     """One process creates the tables and the experiment; the others use them."""
     pytest.importorskip("mlflow")

@@ -100,7 +100,7 @@ CONTENTS = {"": [0.0, 50.0, 2.0], "new": [0.0, 50.0, 90.0]}
         are_rows=True,
     ),
 )
-def test_killed_at_any_moment(directory, tmp_path, scenario, mode):
+def test_save_killed_at_any_call_leaves_a_complete_checkpoint(directory, tmp_path, scenario, mode):
     """After a kill at any time, the old or new checkpoint is complete, and saving works again."""
     counted = Faults(-1, Killed())
     result, _ = attempt(directory, scenario, counted)
@@ -141,7 +141,7 @@ def check_saving_at_once(directory, scenario):
     assert warnings == []
 
 
-def test_what_the_scenarios_do(directory):
+def test_save_scenarios_link_or_copy_parts(directory):
     """Scenarios share parts by hard links, or copy them if links are not available."""
     for scenario, n_links, n_written in ((new_epoch, 2, 1), (without_links, 0, 3)):
         store, _ = make_store(directory, keep_last=9)
@@ -152,7 +152,7 @@ def test_what_the_scenarios_do(directory):
 
 @pytest.mark.parametrize("mode", ["before", "dead"])
 @pytest.mark.parametrize("scenario", everyday(1, SCENARIOS))
-def test_a_full_disk(directory, tmp_path, scenario, mode):
+def test_full_disk_keeps_the_last_checkpoint_with_a_warning(directory, tmp_path, scenario, mode):
     """On a full disk, a warning names the last valid checkpoint, and training continues."""
     # Operations that need space. Removals work, but renaming fails if it is the only fault.
     operations = ("open", "mkdir", "fsync", *(("rename", "replace") if mode == "before" else ()))
@@ -179,7 +179,7 @@ def test_a_full_disk(directory, tmp_path, scenario, mode):
     assert outcomes.count(None) >= 7
 
 
-def test_a_file_that_grows_too_long(directory):
+def test_file_size_limit_leaves_the_directory_unchanged(directory):
     """A write that exceeds the file size limit leaves the directory unchanged."""
     resource = pytest.importorskip("resource")
     store, warnings = make_store(directory)
@@ -197,7 +197,7 @@ def test_a_file_that_grows_too_long(directory):
     assert store.save(state, Position(3, 30, 0)) is not None
 
 
-def test_a_run_directory_that_is_gone(tmp_path, capsys):
+def test_removed_run_directory_is_not_recreated(tmp_path, capsys):
     """A removed run directory is not created again, since its disk may be unmounted."""
     run_dir = tmp_path / "run"
     run_dir.mkdir()
@@ -214,7 +214,7 @@ def test_a_run_directory_that_is_gone(tmp_path, capsys):
     assert save(store, 3) is not None
 
 
-def test_old_checkpoints_that_can_not_be_removed(directory, monkeypatch):
+def test_unremovable_old_checkpoints_are_a_warning(directory, monkeypatch):
     """If old checkpoints cannot be removed, a warning is printed and the new one is kept."""
     rename, rmtree = os.rename, shutil.rmtree
 
@@ -232,7 +232,7 @@ def test_old_checkpoints_that_can_not_be_removed(directory, monkeypatch):
     assert loaded(store) == (3, "")
 
 
-def test_checkpoints_of_which_nothing_is_known_stay(directory, monkeypatch):
+def test_unreadable_checkpoints_are_kept(directory, monkeypatch):
     """Checkpoints that cannot be read now are kept, since the disk may recover."""
     fstat = os.fstat
     bad = (directory / "epoch_000001" / MANIFEST).stat().st_ino
@@ -262,7 +262,7 @@ def dead_pid():
     return process.pid
 
 
-def test_leftovers_of_dead_processes(directory):
+def test_temporary_files_of_dead_processes_are_removed(directory):
     """Temporary files of dead processes are removed; all other files are kept."""
     dead = dead_pid()
     for pid in (dead, os.getpid(), os.getppid(), 10**20):

@@ -45,7 +45,7 @@ def stored(tmp_path):
 # -- writing and reading -------------------------------------------------------------------------
 
 
-def test_pieces_of_equal_content_are_one_file(tmp_path, monkeypatch):
+def test_parts_with_equal_content_share_a_file(tmp_path, monkeypatch):
     """Parts with equal content share a file, which is written once."""
     store, _ = make_store(tmp_path)
     written = []
@@ -74,7 +74,7 @@ def test_pieces_of_equal_content_are_one_file(tmp_path, monkeypatch):
         assert [found[key].read()["x"].tolist() for key in "abc"] == [[x] * 3 for x in (a, b, c)]
 
 
-def test_too_many_parts(stored, monkeypatch):
+def test_checkpoint_with_too_many_parts_raises(stored, monkeypatch):
     """A checkpoint whose manifest would be too large to read is not written."""
     store, owner, directory = stored
     before = names(directory)
@@ -89,7 +89,7 @@ def test_too_many_parts(stored, monkeypatch):
 
 @pytest.mark.skipif(torch.__version__ < "2.7", reason="torch.save leaves reference cycles")
 @pytest.mark.parametrize("copied", [False, True])
-def test_one_piece_at_a_time_is_in_memory(tmp_path, monkeypatch, copied):
+def test_parts_are_in_memory_one_at_a_time(tmp_path, monkeypatch, copied):
     """Only one part at a time is in memory while parts are written, verified, linked or copied."""
     if copied:
         monkeypatch.setattr(os, "link", refuse_links)
@@ -110,7 +110,7 @@ def test_one_piece_at_a_time_is_in_memory(tmp_path, monkeypatch, copied):
 # -- which files are shared ----------------------------------------------------------------------
 
 
-def test_nothing_is_shared_with_what_was_not_loaded(stored):
+def test_stores_share_no_files_of_unloaded_checkpoints(stored):
     """A store shares no files with checkpoints it did not load, even if versions are equal."""
     _, _, directory = stored
     store, _ = make_store(directory)
@@ -123,7 +123,7 @@ def test_nothing_is_shared_with_what_was_not_loaded(stored):
     assert contents(store.load().state) == [7.0, 80.0, 9.0]
 
 
-def test_the_same_version_in_another_place_is_another_part(tmp_path):
+def test_part_versions_depend_on_their_position(tmp_path):
     """Versions identify parts by position; a version that returns after another is read again."""
     store, _ = make_store(tmp_path)
     read = []
@@ -144,7 +144,7 @@ def test_the_same_version_in_another_place_is_another_part(tmp_path):
     assert [state["a"].read(), state["b"][0].read()] == [{"value": 5}, {"value": 6}]
 
 
-def test_a_link_that_was_made_although_it_failed(stored, monkeypatch):
+def test_link_reported_as_failed_is_not_overwritten(stored, monkeypatch):
     """If a link is created but reported as failed, its file is not overwritten."""
     store, owner, directory = stored
     link = os.link
@@ -175,7 +175,7 @@ def flipped(path):
 @pytest.mark.parametrize(
     "lose", [Path.unlink, cut_off, lambda path: shutil.rmtree(path.parent), flipped]
 )
-def test_an_earlier_file_that_is_gone_or_damaged(stored, monkeypatch, lose):
+def test_missing_or_damaged_part_is_written_again(stored, monkeypatch, lose):
     """A missing or damaged earlier file is written again, also if files are copied."""
     store, owner, directory = stored
     if lose is flipped:
@@ -198,7 +198,7 @@ ACTIONS = st.lists(
 
 @settings(max_examples=30, deadline=None)
 @given(ACTIONS)
-def test_any_history(tmp_path_factory, actions):
+def test_any_history_of_saves_and_loads_keeps_states(tmp_path_factory, actions):
     """In any history, each checkpoint has the state of its owner when it was written."""
     directory = tmp_path_factory.mktemp("history")
     store, warnings = make_store(directory, keep_last=3)
@@ -231,7 +231,7 @@ def test_any_history(tmp_path_factory, actions):
 # -- damage --------------------------------------------------------------------------------------
 
 
-def test_a_file_that_all_share(stored):
+def test_damaged_shared_part_damages_all_checkpoints(stored):
     """Damage to a shared file damages all checkpoints that have it."""
     _, _, directory = stored
     first, second = (inodes(directory / f"epoch_00000{n}") for n in (1, 2))
@@ -244,7 +244,7 @@ def test_a_file_that_all_share(stored):
     assert all(f"{shared.name}: sha256 differs" in warning for warning in warnings)
 
 
-def test_damage_after_it_was_loaded(stored):
+def test_parts_are_verified_when_read(stored):
     """Files are verified again when a part is read."""
     store, _, directory = stored
     (name,) = new_files(directory / "epoch_000002", directory / "epoch_000001")
@@ -302,7 +302,7 @@ NAME = f"part_{FileDigest.of(GOOD).sha256[:32]}.pt"
     ],
     ids=range(10),
 )
-def test_crafted_parts(stored, files, marker, is_whole):
+def test_crafted_parts_are_damage(stored, files, marker, is_whole):
     """A part must be a file of its checkpoint with a matching name; anything else is damage."""
     _, _, directory = stored
     craft(directory, files, marker)
@@ -320,7 +320,7 @@ def test_crafted_parts(stored, files, marker, is_whole):
 # -- single files --------------------------------------------------------------------------------
 
 
-def test_parts_within_parts(tmp_path):
+def test_nested_parts_are_stored_in_the_outer_file(tmp_path):
     """Inner parts are stored in the file of the outer part."""
     inner = StatePart("2", lambda: {"x": 5})
     store, _ = make_store(tmp_path)

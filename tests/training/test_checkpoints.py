@@ -47,7 +47,7 @@ def directory(tmp_path):
 # -- writing and reading -------------------------------------------------------------------------
 
 
-def test_what_is_saved_is_loaded(tmp_path):
+def test_saved_checkpoints_are_loaded_by_name(tmp_path):
     """Counters, score and state are restored; checkpoints can be loaded by name."""
     store, warnings = make_store(tmp_path / "checkpoints")
     store.clean()
@@ -75,7 +75,7 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert warnings == []
 
 
-def test_a_name_that_is_not_there(directory):
+def test_unknown_checkpoint_name_raises(directory):
     """The error lists the available checkpoints."""
     store, _ = make_store(directory)
     for name in ("epoch_000003", "../epoch_000001", "", "latest"):
@@ -83,7 +83,7 @@ def test_a_name_that_is_not_there(directory):
             store.load(name)
 
 
-def test_what_can_not_be_stored(directory):
+def test_unsupported_values_raise(directory):
     """Invalid scores, states and settings raise an error, and no file is written."""
     for settings in ({"keep_last": 0}, {"keep_best": -1}, {"mode": "best"}):
         with pytest.raises(ConfigError):
@@ -115,7 +115,7 @@ def test_what_can_not_be_stored(directory):
         ({"keep_last": 2, "keep_best": 1}, [1, 2, 3, 4], [3, 4]),
     ],
 )
-def test_which_checkpoints_are_kept(tmp_path, settings, scores, left):
+def test_newest_and_best_checkpoints_are_kept(tmp_path, settings, scores, left):
     """The newest and the best checkpoints are kept; for equal scores, the earlier."""
     store, warnings = make_store(tmp_path, **settings)
     for epoch, score in enumerate(scores, 1):
@@ -125,7 +125,7 @@ def test_which_checkpoints_are_kept(tmp_path, settings, scores, left):
     assert warnings == []
 
 
-def test_a_branch_that_was_left_is_removed(tmp_path):
+def test_checkpoints_after_the_resumed_position_are_removed(tmp_path):
     """Checkpoints after the resumed position are removed."""
     store, warnings = make_store(tmp_path, keep_last=9, keep_best=9)
     for epoch in (1, 2, 3, 4, 5):
@@ -140,7 +140,7 @@ def test_a_branch_that_was_left_is_removed(tmp_path):
     assert warnings == []
 
 
-def test_an_older_branch_is_no_fall_back(directory):
+def test_fallback_ignores_abandoned_branches(directory):
     """Checkpoints at or after the position of `latest` belong to an abandoned branch."""
     store, warnings = make_store(directory, keep_last=9)
     save(store, 3)
@@ -154,7 +154,7 @@ def test_an_older_branch_is_no_fall_back(directory):
     assert len(warnings) == 1
 
 
-def test_the_one_just_saved_is_never_removed(tmp_path):
+def test_retention_keeps_the_newest_checkpoint(tmp_path):
     """Checkpoints at the same position have different names, so none is replaced.
 
     The new checkpoint itself is never removed.
@@ -169,7 +169,7 @@ def test_the_one_just_saved_is_never_removed(tmp_path):
     assert warnings == []
 
 
-def test_the_disk_has_all_of_it_before_it_counts(tmp_path, monkeypatch):
+def test_checkpoint_is_synced_before_the_pointer(tmp_path, monkeypatch):
     """Order of syncs: contents, names, checkpoint, pointer; then old ones are removed."""
     done = []
 
@@ -205,7 +205,7 @@ def test_the_disk_has_all_of_it_before_it_counts(tmp_path, monkeypatch):
 # -- damage --------------------------------------------------------------------------------------
 
 
-def test_a_damaged_file_leaves_the_checkpoint_out(directory):
+def test_damaged_checkpoint_is_skipped_with_a_warning(directory):
     """The warning names the damaged checkpoint, and the previous checkpoint is used."""
     newest = directory / "epoch_000002"
     shutil.copytree(newest, directory / "copy")
@@ -224,7 +224,7 @@ def test_a_damaged_file_leaves_the_checkpoint_out(directory):
 
 
 @pytest.mark.parametrize("damaged", [MANIFEST, STATE])
-def test_all_are_damaged(directory, damaged):
+def test_only_damaged_checkpoints_raise(directory, damaged):
     """If all checkpoints are damaged, loading raises an error."""
     for name in ("epoch_000001", "epoch_000002"):
         (directory / name / damaged).write_bytes(b"x")
@@ -240,7 +240,7 @@ POINTERS = (b"", b"\xff", b"../epoch_000002\n", b"epoch_000009\n", b"/epoch_0000
 
 
 @pytest.mark.parametrize("pointer", [*POINTERS, None, os.mkfifo], ids=repr)
-def test_a_pointer_that_names_no_checkpoint(directory, pointer):
+def test_invalid_pointer_falls_back_to_the_newest_checkpoint(directory, pointer):
     """An invalid pointer is ignored, and the newest checkpoint is used."""
     path = directory / "latest"
     path.unlink()
@@ -286,7 +286,7 @@ CRAFTED = [
 ]
 
 
-def test_crafted_manifests(directory):
+def test_crafted_manifests_are_damage(directory):
     """Manifests with a valid digest but invalid content are damaged."""
     path = directory / "epoch_000002" / MANIFEST
     whole = path.read_bytes()
@@ -299,7 +299,7 @@ def test_crafted_manifests(directory):
         assert store.list()[0].epoch == 1
 
 
-def test_manifests_that_are_none(directory):
+def test_other_files_in_place_of_manifests_are_damage(directory):
     """Other file types in place of a manifest are damaged; oversized files are not read."""
     path = directory / "epoch_000002" / MANIFEST
     store, warnings = make_store(directory)
@@ -332,7 +332,7 @@ def golden_state():
     }
 
 
-def test_the_golden_checkpoint():
+def test_golden_checkpoint_can_be_read():
     """The format of this schema is unchanged; changes require a new schema number."""
     store, warnings = make_store(GOLDEN)
     found = store.load()
@@ -347,7 +347,7 @@ def test_the_golden_checkpoint():
     ("schema", "remedy"),
     [(2, r"resume the run with maze_train 9\.1, or start"), (4, "install a newer maze_train")],
 )
-def test_another_schema_is_refused(directory, schema, remedy):
+def test_checkpoint_of_another_schema_raises(directory, schema, remedy):
     """Checkpoints of another schema raise an error and are not removed."""
     rewrite(directory, schema=schema, versions={"maze_train": "9.1"}, something="new")
     store, warnings = make_store(directory, keep_last=1)

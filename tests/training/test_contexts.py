@@ -45,7 +45,7 @@ def own_value(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_modes_hold_inside_and_are_put_back(own_value: str | None, fails: bool) -> None:
+def test_modes_of_pytorch_are_restored(own_value: str | None, fails: bool) -> None:
     """Modes are restored after the block, also after an exception, which is passed on."""
     before = modes_now()
     variable = own_value or ":4096:8"
@@ -71,7 +71,7 @@ def root_of_one_below_zero() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Error detected in SqrtBackward0")  # the forward pass
-def test_operations_that_are_refused_are_errors_with_the_setting() -> None:
+def test_nondeterministic_operations_raise_with_the_setting() -> None:
     """The error contains PyTorch's message and the responsible setting."""
     index = torch.tensor([0, 0])
     for look in (True, False):
@@ -89,7 +89,7 @@ def test_operations_that_are_refused_are_errors_with_the_setting() -> None:
     [([2, 3], 4, [2, 3]), ([2, 9], 3, [2, 3]), ([1, 1], 2, [1]), ([5, 6], 4, None)],
     ids=str,
 )
-def test_the_trace_has_the_updates_that_are_named(
+def test_profile_contains_the_selected_updates(
     tmp_path: Path, profile: list[int], made: int, expected: list[int] | None
 ) -> None:
     """The trace contains the selected updates; without them, no file is written."""
@@ -109,7 +109,7 @@ def test_the_trace_has_the_updates_that_are_named(
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
-def test_a_trace_that_can_not_be_written_is_told(
+def test_unwritable_profile_is_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A warning is printed and training continues."""
@@ -120,7 +120,7 @@ def test_a_trace_that_can_not_be_written_is_told(
 
 
 @pytest.mark.parametrize("value", [[], [3], [0, 2], [3, 2], [1, 2, 3]], ids=str)
-def test_updates_that_are_no_range(value: Any) -> None:
+def test_invalid_profile_range_raises(value: Any) -> None:
     """The setting requires the first and the last update, from 1."""
     with pytest.raises(ConfigError, match=r"profile = .*such as \[11, 20\]"):
         TrackingConfig(profile=value)

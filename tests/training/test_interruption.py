@@ -21,7 +21,7 @@ def send(number):
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_raises(number):
+def test_signal_raises_keyboard_interrupt(number):
     """A signal raises a KeyboardInterrupt with the number of the signal."""
     with Interruption(), pytest.raises(KeyboardInterrupt) as caught:
         send(number)
@@ -30,7 +30,7 @@ def test_a_signal_raises(number):
     assert not caught.value.at_once
 
 
-def test_within_deferred_it_is_noted(capsys):
+def test_deferred_signal_is_raised_by_check(capsys):
     """The signal is announced, and raised by `check`."""
     interruption = Interruption()
     with interruption, interruption.deferred():
@@ -41,7 +41,7 @@ def test_within_deferred_it_is_noted(capsys):
     assert "finishing the update" in capsys.readouterr().err
 
 
-def test_a_second_signal_raises_at_once():
+def test_second_signal_raises_immediately():
     """A second signal raises immediately."""
     interruption = Interruption()
     with interruption, interruption.deferred():
@@ -52,7 +52,7 @@ def test_a_second_signal_raises_at_once():
     assert caught.value.number == signal.SIGINT
 
 
-def test_immediate_within_deferred():
+def test_immediate_block_raises_deferred_signals():
     """Signals raise within `immediate`; an earlier signal raises at its start."""
     interruption = Interruption()
     with interruption, interruption.deferred():
@@ -66,7 +66,7 @@ def test_immediate_within_deferred():
             pytest.fail("the block must not begin")
 
 
-def test_without_a_signal_nothing_happens():
+def test_interruption_restores_handlers_without_a_signal():
     """Without a signal, nothing is raised, and handlers are restored."""
     before = [signal.getsignal(number) for number in SIGNALS]
     interruption = Interruption()
@@ -77,7 +77,7 @@ def test_without_a_signal_nothing_happens():
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_another_thread_takes_no_signals():
+def test_interruption_in_other_threads_installs_no_handlers():
     """Outside of the main thread, no handlers are installed."""
     failures = []
 
@@ -94,7 +94,7 @@ def test_another_thread_takes_no_signals():
     assert failures == []
 
 
-def test_signals_of_other_processes(capsys):
+def test_signals_of_other_processes_do_not_count_twice(capsys):
     """A signal that another process received first is not counted as a second signal here."""
 
     class Signalled(SingleProcess):
@@ -124,7 +124,7 @@ def stop_at(number, saved):
 
 @pytest.mark.parametrize("number", OF_SCHEDULER)
 @pytest.mark.parametrize("is_nested", [False, True])
-def test_the_handler_of_a_scheduler_is_called_at_the_end(number, is_nested, capsys):
+def test_scheduler_handler_is_called_after_saving(number, is_nested, capsys):
     """Once, after the run was saved; where it ends the process, with its code."""
     told = []
 
@@ -146,7 +146,7 @@ def test_the_handler_of_a_scheduler_is_called_at_the_end(number, is_nested, caps
         signal.signal(number, before)
 
 
-def test_other_handlers_are_not_called():
+def test_other_signal_handlers_are_not_called():
     """The signal has ended the run."""
     told = []
     before = signal.signal(signal.SIGTERM, lambda *given: told.append(given))

@@ -46,7 +46,7 @@ def league(*added: float, **settings: Any) -> League:
         ("by_strength", [0.25 / 1.25, 1.0 / 1.25, 0.0]),
     ],
 )
-def test_opponents_are_drawn_by_the_rule(draw: Any, shares: list[float]) -> None:
+def test_opponents_are_drawn_in_the_given_fraction(draw: Any, shares: list[float]) -> None:
     """In a fraction of the episodes, one agent is the policy and the others are a snapshot."""
     seats = league(0.5, 0.0, 1.0, draw=draw, share=0.25).draw(20_000)
     against = (seats != OWN).any(1)
@@ -59,7 +59,7 @@ def test_opponents_are_drawn_by_the_rule(draw: Any, shares: list[float]) -> None
     np.testing.assert_allclose(found, shares, atol=0.03)
 
 
-def test_ratings_by_hand() -> None:
+def test_elo_ratings_match_known_values() -> None:
     """Elo: a win between equals adds 8; a draw against a rating 16 lower subtracts 0.368."""
     own = league(0.5)
     assert own.note([OWN, OWN + 1], [1.0, -1.0]) == [1.0]
@@ -71,7 +71,7 @@ def test_ratings_by_hand() -> None:
     assert own.note([OWN, 9.0], [1.0, -1.0]) == []
 
 
-def test_a_team_is_played_by_one() -> None:
+def test_team_is_controlled_by_one_policy() -> None:
     """A team is controlled by one policy, and results are based on the returns of teams."""
     own = League("main", [0, 1, 2, 3], OpponentsConfig(share=0.75), seed=3, teams=[0, 1, 0, 1])
     for _ in range(2):
@@ -91,7 +91,7 @@ def test_a_team_is_played_by_one() -> None:
 TEAMMATES = {"a": "main", "b": "goalie", "c": "main", "d": "main"}
 
 
-def test_what_is_reported() -> None:
+def test_league_reports_points_ratings_and_snapshots() -> None:
     """Reported are mean points per snapshot, number of results, rating, and number of snapshots."""
     own = league(0.5, 0.5)
     own.rating = 12.5
@@ -107,7 +107,7 @@ def test_what_is_reported() -> None:
     }
 
 
-def test_snapshots_are_added_and_removed() -> None:
+def test_snapshots_are_added_by_rule_and_the_oldest_removed() -> None:
     """Snapshots are added by epochs or by win rate, and the oldest is removed."""
     own = league(add_every=2, at_win_rate=0.75, least_episodes=4, keep=2)
     assert own.is_due(0)
@@ -133,9 +133,7 @@ def test_snapshots_are_added_and_removed() -> None:
 @pytest.mark.parametrize(
     ("draw", "expected"), [("uniform", [0.25, 0.5, 0.25]), ("latest", [1 / 3] * 3)]
 )
-def test_best_answers_to_all_snapshots_are_the_equilibrium_on_average(
-    draw: Any, expected: list[float]
-) -> None:
+def test_play_against_snapshots_converges_on_average(draw: Any, expected: list[float]) -> None:
     """Rock-paper-scissors: against all snapshots, play converges; against the latest, it cycles."""
     gains = np.array([[0, -1, 2], [1, 0, -1], [-2, 1, 0]])
     own = league(draw=draw, share=1.0, keep=1000)
@@ -165,7 +163,7 @@ class Fixed(nn.Module):
 
 
 @pytest.mark.parametrize("state_size", [0, 2])
-def test_each_seat_has_the_actions_and_the_memory_of_its_policy(state_size: int) -> None:
+def test_seats_keep_policy_and_hidden_state_in_an_episode(state_size: int) -> None:
     """Codes are constant within an episode; only agents that act change their state."""
     model: Any = JointModel({"main": Fixed(1, state_size)}, {"a": "main", "b": "main"})
     own = League("main", [0, 1], OpponentsConfig(share=0.7), seed=1)
@@ -235,7 +233,7 @@ class Steps:
         return {}
 
 
-def test_turns_of_snapshots_are_left_out_and_episodes_count() -> None:
+def test_snapshot_turns_are_dropped_from_training() -> None:
     """Samples of snapshots are dropped, and results of episodes are recorded."""
     model: Any = JointModel({"main": Fixed(1, 0)}, {"a": "main", "b": "main"})
     learners: Any = SimpleNamespace(

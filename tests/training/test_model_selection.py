@@ -42,7 +42,7 @@ def run(scores, mode="max", **settings):
         ([math.nan, math.nan], "max", [False, False], 0),
     ],
 )
-def test_the_best_score_wins(scores, mode, told, best):
+def test_best_score_is_kept(scores, mode, told, best):
     """Trap 63: the best score is kept; NaN is ignored; for equal scores the earlier is kept."""
     selection, model, answers = run(scores, mode)
     assert answers == told
@@ -59,7 +59,7 @@ def test_the_best_score_wins(scores, mode, told, best):
 @pytest.mark.parametrize(
     ("scores", "best", "told"), [([0.0, 0.0, 0.0], 3, True), ([0.0, 1.0, 0.0, 1.0], 4, False)]
 )
-def test_a_score_that_may_cancel(scores, best, told, capsys):
+def test_equal_zero_sum_scores_keep_the_later_policy(scores, best, told, capsys):
     """For equal scores in zero-sum games, the later policy is kept, also after resuming."""
     selection, _, answers = run(scores, may_cancel=True)
     assert (selection.best_epoch, answers[-1]) == (best, False)
@@ -72,7 +72,7 @@ def test_a_score_that_may_cancel(scores, best, told, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_the_best_weights_are_a_copy():
+def test_best_weights_are_a_copy():
     """Trap 63: later training does not change the stored best weights."""
     trainer = make_ppo()
     model = trainer.model
@@ -87,7 +87,7 @@ def test_the_best_weights_are_a_copy():
         assert torch.equal(get_flat_parameters(model), best)
 
 
-def test_patience_counts_scores_without_a_new_best():
+def test_patience_counts_scores_without_improvement():
     """NaN and equal scores use up patience, a new best score resets it, 0 disables it."""
     selection = BestModelSelection(make_model())
     exhausted = []
@@ -98,7 +98,7 @@ def test_patience_counts_scores_without_a_new_best():
     assert exhausted == [False, False, True, False, False, True, True]
 
 
-def test_best_and_regular_dumps_are_written(tmp_path):
+def test_best_and_interval_policies_are_written(tmp_path):
     """Each new best policy is written, and every second policy regardless of its score."""
     written = []
 
@@ -115,7 +115,7 @@ def test_best_and_regular_dumps_are_written(tmp_path):
     assert written[3][1]["score"] is None
 
 
-def test_state_continues():
+def test_model_selection_state_round_trips():
     """Trap 63: best score, weights and patience are restored from a file."""
     first, _, _ = run([1.0, 3.0, 2.0])
     model = make_model()
@@ -132,7 +132,7 @@ def test_state_continues():
     assert second.update(3.5, 5)
 
 
-def test_a_run_without_a_score_keeps_its_last_policy(tmp_path):
+def test_run_without_score_keeps_the_last_policy(tmp_path):
     """Without a score, the current policy is kept and written once."""
     written = []
     model = torch.nn.Linear(2, 1)

@@ -84,7 +84,7 @@ def batch(space, values):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_saved_policy_acts_as_the_one_that_was_saved(tmp_path, name):
+def test_loaded_policy_returns_the_same_actions(tmp_path, name):
     """Loaded policies return the same actions for single and batched observations."""
     policy, restored = saved(tmp_path, name)
     space, action_space = policy.observation_space, policy.action_space
@@ -109,7 +109,7 @@ def flat(value):
     return [x for part in value for x in flat(part)] if isinstance(value, tuple) else [value]
 
 
-def test_a_batch_of_one_is_a_batch(tmp_path):
+def test_batch_of_one_observation_returns_a_batch(tmp_path):
     """A batch of one observation returns a batch of one action."""
     policy, _ = saved(tmp_path, "box-discrete")
     obs = np.zeros(3)
@@ -118,7 +118,7 @@ def test_a_batch_of_one_is_a_batch(tmp_path):
     assert policy.act([0.0, 0.0, 0.0]) == policy.act(obs)
 
 
-def test_sampled_actions_come_from_the_policys_own_generator():
+def test_sampled_actions_use_the_generator_of_the_policy():
     """Policies with the same seed sample equal actions; deterministic actions use no generator."""
     observation_space, action_space = CASES["box-discrete"]
     model = build_actor_critic(ModelConfig(), observation_space, action_space, 0)
@@ -131,7 +131,7 @@ def test_sampled_actions_come_from_the_policys_own_generator():
     assert len({int(a.act(np.zeros(3))) for _ in range(10)}) == 1
 
 
-def test_observations_of_a_wrong_shape_are_refused(tmp_path):
+def test_observations_of_wrong_shape_raise(tmp_path):
     """The error contains the shape and the space; all leaves of a batch are batched."""
     policy, _ = saved(tmp_path, "box-discrete")
     for obs in (np.zeros((2, 2, 3)), np.float64(1.0), np.zeros(4), np.zeros((2, 4))):
@@ -145,7 +145,7 @@ def test_observations_of_a_wrong_shape_are_refused(tmp_path):
         policy.act({"pose": obs["pose"]})
 
 
-def test_an_observation_without_legal_action_is_refused():
+def test_observation_without_legal_action_raises():
     """The error names the row of the batch; other observations are accepted."""
     policy = TrainedPolicy(make_model(*MASKED), *MASKED)
     masks = np.array([[0, 1, 0], [0, 0, 1], [0, 0, 0]], np.int8)
@@ -158,7 +158,7 @@ def test_an_observation_without_legal_action_is_refused():
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
-def test_an_observation_that_is_not_finite_is_refused(number):
+def test_non_finite_observation_raises(number):
     """Non-finite observations raise an error that names the position."""
     policy = TrainedPolicy(make_model(NESTED, ARM), NESTED, ARM)
     (obs,) = observations(NESTED, 1)
@@ -192,7 +192,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_training_refuses_is_refused(case):
+def test_invalid_observations_raise_in_act(case):
     """Observations are validated in the same way in training and in `act`."""
     space, observation, problem = REFUSED[case]
     policy = TrainedPolicy(make_model(space, spaces.Discrete(2)), space, spaces.Discrete(2))
@@ -208,7 +208,7 @@ def remembering_policy():
     return TrainedPolicy(build_actor_critic(config, BOX, action_space, 1), BOX, action_space)
 
 
-def test_a_memory_is_emptied_where_an_episode_ended():
+def test_reset_clears_states_of_ended_episodes():
     """`reset(ended)` resets only the states of ended episodes."""
     first, second = np.random.default_rng(0).normal(size=(2, 2, 3))
     new, kept, policy = (remembering_policy() for _ in range(3))
@@ -222,7 +222,7 @@ def test_a_memory_is_emptied_where_an_episode_ended():
 
 
 @pytest.mark.parametrize("rnn", [RecurrentConfig(size=4), None], ids=["recurrent", "feed-forward"])
-def test_predict_is_act_with_the_state_passed_in(rnn):
+def test_predict_equals_act_with_explicit_state(rnn):
     """As in Stable-Baselines3, `predict` keeps no state and starts episodes with zeros."""
     model = build_actor_critic(ModelConfig(hidden_sizes=[8], rnn=rnn), BOX, FORCE, 1)
     kept, passed = TrainedPolicy(model, BOX, FORCE), TrainedPolicy(model, BOX, FORCE)
@@ -239,7 +239,7 @@ def test_predict_is_act_with_the_state_passed_in(rnn):
     assert not np.array_equal(one, passed.predict(obs[0])[0])  # sampled by default
 
 
-def test_predict_checks_the_number_of_rows():
+def test_predict_with_wrong_number_of_rows_raises():
     """The message names the argument."""
     policy, obs = remembering_policy(), np.zeros((2, 3))
     with pytest.raises(ShapeError, match=r"state has shape \[1, 8\], expected \[2, 8\]"):
@@ -248,7 +248,7 @@ def test_predict_checks_the_number_of_rows():
         policy.predict(obs, episode_start=[True] * 3)
 
 
-def test_a_loaded_policy_acts_for_agents_that_wait():
+def test_loaded_policy_returns_actions_of_waiting_agents():
     """Loaded and exported policies also return actions of agents that do not act."""
     agents = [f"a{i}" for i in range(64)]
     joint = AgentSpaces(dict.fromkeys(agents, BOX), dict.fromkeys(agents, spaces.Discrete(4)))
@@ -264,7 +264,7 @@ def test_a_loaded_policy_acts_for_agents_that_wait():
     assert len({int(found[agent][0]) for agent in agents}) > 1
 
 
-def test_flags_of_another_number_of_environments_are_refused(tmp_path):
+def test_reset_with_wrong_number_of_flags_raises(tmp_path):
     """The error contains both sizes, for recurrent and feedforward policies."""
     for policy in (remembering_policy(), saved(tmp_path, "box-discrete")[0]):
         policy.act(np.zeros((2, 3)))
@@ -273,7 +273,7 @@ def test_flags_of_another_number_of_environments_are_refused(tmp_path):
                 policy.reset(ended)
 
 
-def test_the_files_hold_what_is_needed_to_act(tmp_path):
+def test_policy_files_contain_tensors_and_text_only(tmp_path):
     """Files contain tensors and text only; later training does not change them."""
     observation_space, action_space = CASES["box-discrete"]
     model = make_model(observation_space, action_space)
@@ -293,7 +293,7 @@ def test_the_files_hold_what_is_needed_to_act(tmp_path):
 
 
 @pytest.mark.parametrize("count", range(4))
-def test_a_kill_while_a_policy_is_replaced(tmp_path, monkeypatch, count):
+def test_killed_replacement_keeps_old_or_new_policy(tmp_path, monkeypatch, count):
     """Either the old or the new weights exist, with the matching score or none."""
     spaces_of_it, replace = CASES["box-discrete"], os.replace
     both = [make_model(*spaces_of_it, seed) for seed in (1, 2)]
@@ -315,7 +315,7 @@ def test_a_kill_while_a_policy_is_replaced(tmp_path, monkeypatch, count):
     assert not list(tmp_path.glob(".*"))  # no temporary file remains
 
 
-def test_a_policy_that_is_replaced_while_it_is_read(tmp_path, monkeypatch):
+def test_score_and_weights_read_together_match(tmp_path, monkeypatch):
     """Score and weights that are read belong together."""
     spaces_of_it = CASES["box-discrete"]
     both = [make_model(*spaces_of_it, seed) for seed in (1, 2)]
@@ -363,7 +363,7 @@ def nested(levels):
     ],
     ids=lambda text: text[-40:],
 )
-def test_damaged_spaces_are_refused(tmp_path, text):
+def test_damaged_spaces_file_raises(tmp_path, text):
     """The error names the missing or damaged file."""
     for _ in range(2):
         with pytest.raises(RunDirectoryError, match=r"spaces\.json"):
@@ -372,7 +372,7 @@ def test_damaged_spaces_are_refused(tmp_path, text):
 
 
 @pytest.mark.parametrize("name", ["box-discrete", "image-multi"])
-def test_values_and_probabilities(name):
+def test_values_and_probabilities_match_the_model(name):
     """Values match the model, and the most likely action is taken."""
     observation_space, action_space = CASES[name]
     policy = TrainedPolicy(make_model(*CASES[name]), *CASES[name])
@@ -391,7 +391,7 @@ def test_values_and_probabilities(name):
     np.testing.assert_allclose([policy.values(o) for o in obs], values, rtol=1e-4)
 
 
-def test_parts_of_an_action_have_their_own_probabilities():
+def test_probabilities_are_returned_by_component():
     """Probabilities by key; 0 for illegal actions; continuous actions raise an error."""
     space = spaces.Dict({"move": spaces.Discrete(3), "jump": spaces.MultiBinary(2)})
     policy = TrainedPolicy(make_model(BOX, space), BOX, space)
@@ -405,7 +405,7 @@ def test_parts_of_an_action_have_their_own_probabilities():
         arm.probabilities(observations(NESTED, 1)[0])
 
 
-def test_looking_at_values_leaves_no_memory():
+def test_values_do_not_change_the_recurrent_state():
     """`values` and `probabilities` use but do not change the recurrent state."""
     first, second = np.random.default_rng(0).normal(size=(2, 2, 3))
     asked, alone = remembering_policy(), remembering_policy()
@@ -421,7 +421,7 @@ def test_looking_at_values_leaves_no_memory():
     np.testing.assert_array_equal(*(policy.probabilities(second) for policy in policies))
 
 
-def test_a_policy_without_a_critic_has_no_values():
+def test_values_without_critic_raise():
     """The error lists algorithms with state values."""
     model = build_policy(ModelConfig(hidden_sizes=[8]), BOX, spaces.Discrete(3), 1)
     with pytest.raises(ConfigError, match="has no state values; available for A2C, PPO"):
@@ -450,7 +450,7 @@ ALIKE = AgentSpaces({"b": FEW, "c": FEW}, dict.fromkeys("bc", CHOICE))
     [(MANY, CHOICE), *((own.observation_space, own.action_space) for own in (SEVERAL, ALIKE))],
     ids=["one agent", "two policies", "a shared policy"],
 )
-def test_weights_of_a_model_are_those_of_its_modules(pair):
+def test_module_weights_are_mapped_to_model_names(pair):
     """Weights of modules are mapped to the names of the model."""
     model = several_agents.make_joint_model(
         PPOAlgorithmConfig(), ModelConfig(hidden_sizes=[3]), {}, *pair, seed=0
@@ -461,7 +461,7 @@ def test_weights_of_a_model_are_those_of_its_modules(pair):
     assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
-def test_an_algorithm_for_one_agent_names_the_others():
+def test_single_agent_algorithm_raises_for_agents():
     """The error is raised before a model is built."""
     given = {}, SEVERAL.observation_space, SEVERAL.action_space
     with pytest.raises(

@@ -31,7 +31,7 @@ with exclusive(pathlib.Path(sys.argv[1])):
 """
 
 
-def test_one_at_a_time(tmp_path):
+def test_run_directory_lock_excludes_other_processes(tmp_path):
     """A second process raises an error that names the first; afterwards the directory is free."""
     with exclusive(tmp_path):
         text = rf"another process \(pid {os.getpid()} on host \S+\) trains in {tmp_path}"
@@ -47,7 +47,7 @@ def test_one_at_a_time(tmp_path):
 
 
 @pytest.mark.parametrize("make_again", [False, True])
-def test_a_directory_that_was_moved(tmp_path, make_again):
+def test_moved_run_directory_is_not_written(tmp_path, make_again):
     """Nothing is written while a directory is moved; results are written once it is restored."""
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     run.mkdir()
@@ -72,7 +72,7 @@ def test_a_directory_that_was_moved(tmp_path, make_again):
 
 
 @pytest.mark.parametrize("text", [b"", b"\xff" * 9000, b"pid 7 on host a\nb\n"])
-def test_whatever_the_lock_file_holds(tmp_path, text):
+def test_lock_file_content_is_informative_only(tmp_path, text):
     """The content of the lock file is informative only."""
     with exclusive(tmp_path):
         (tmp_path / ".lock").write_bytes(text)
@@ -82,7 +82,7 @@ def test_whatever_the_lock_file_holds(tmp_path, text):
         assert (tmp_path / ".lock").read_text().startswith(f"pid {os.getpid()} on host ")
 
 
-def test_a_run_writes_into_its_own_directory_only(tmp_path):
+def test_links_in_a_run_directory_raise(tmp_path):
     """The run directory may be a link, but must not contain links (see `test_attacks.py`)."""
     run = tmp_path / "run"
     (run / "policies").mkdir(parents=True)
@@ -110,7 +110,7 @@ def open_locks():
     return [number for number, link in links.items() if link.endswith(".lock")]
 
 
-def test_temporary_folders_of_dead_processes(tmp_path, monkeypatch):
+def test_temporary_directories_of_dead_processes_are_removed(tmp_path, monkeypatch):
     """The next start removes marked folders of dead processes, and no others."""
     folders = {name: tmp_path / f"pymp-{name}" for name in ("own", "dead", "alive", "other")}
     for name, folder in folders.items():
@@ -130,7 +130,7 @@ def test_temporary_folders_of_dead_processes(tmp_path, monkeypatch):
     os.close(mark)
 
 
-def test_a_child_does_not_mark_the_folder_of_its_parent(tmp_path, monkeypatch):
+def test_child_process_does_not_claim_the_directory_of_its_parent(tmp_path, monkeypatch):
     """Killing a child does not remove the temporary folder of its parent."""
     monkeypatch.setattr(multiprocessing.util, "get_temp_dir", lambda: str(tmp_path))
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: object())
@@ -139,7 +139,7 @@ def test_a_child_does_not_mark_the_folder_of_its_parent(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_fork_server_of_a_process_that_was_killed(tmp_path):
+def test_directory_of_a_killed_fork_server_is_removed(tmp_path):
     """The next process that starts workers removes the folder."""
     code = (
         "import os, sys; from maze_train.workers.pool import WorkerSpecs\n"
@@ -157,7 +157,7 @@ def test_the_fork_server_of_a_process_that_was_killed(tmp_path):
         assert len(list(tmp_path.iterdir())) == left
 
 
-def test_no_descriptor_is_left(tmp_path):
+def test_lock_descriptors_are_closed_and_not_inherited(tmp_path):
     """File descriptors are closed after success and failure, and not inherited."""
     before = open_locks()  # may contain the lock of a fork server
     with exclusive(tmp_path):
@@ -171,7 +171,7 @@ def test_no_descriptor_is_left(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["", "    raise KeyError\n"], ids=["success", "error"])
-def test_a_forked_process_does_not_keep_the_lock(tmp_path, end):
+def test_forked_process_does_not_keep_the_lock(tmp_path, end):
     """The lock is released even if forked workers are still running."""
     code = (
         "import contextlib, os, pathlib, sys, time; from maze_train.core.files import exclusive\n"
@@ -189,7 +189,7 @@ def test_a_forked_process_does_not_keep_the_lock(tmp_path, end):
 
 
 @pytest.mark.parametrize(("number", "locked"), [(errno.ENOLCK, True), (errno.EIO, False)])
-def test_a_file_system_without_locks(tmp_path, monkeypatch, number, locked):
+def test_file_system_without_locks_is_allowed(tmp_path, monkeypatch, number, locked):
     """Without lock support, training continues; other errors are raised."""
 
     def fail(descriptor, operation):
@@ -206,7 +206,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch, number, locked):
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_frees_the_lock(tmp_path):
+def test_killed_process_releases_the_lock(tmp_path):
     """Killing a process releases its lock."""
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -222,7 +222,7 @@ def test_a_process_that_is_killed_frees_the_lock(tmp_path):
         pass
 
 
-def test_names_are_synced_where_that_is_possible(tmp_path, monkeypatch):
+def test_unsupported_directory_sync_is_ignored(tmp_path, monkeypatch):
     """Missing support for directory syncs is ignored; other errors are raised."""
     write_synced(tmp_path / "a", b"abc")
     fsync_directory(tmp_path)

@@ -118,12 +118,12 @@ TREES = st.recursive(
 
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(KEYS, TREES, max_size=5))
-def test_a_state_comes_back_bit_for_bit(state):
+def test_states_round_trip_bit_for_bit(state):
     """Types, keys, order, values and all bits of tensors are restored."""
     assert_same(loads(dumps(state)), state)
 
 
-def test_every_type_of_tensor_and_array():
+def test_tensors_and_arrays_of_every_dtype_round_trip():
     """Empty and 0-d tensors and arrays of all dtypes and byte orders are restored."""
     state = {}
     for shape in ((), (0,), (2, 3)):
@@ -147,13 +147,13 @@ PLAIN = (
 )
 
 
-def test_plain_values():
+def test_plain_values_round_trip():
     """Plain values that other formats change or reject are restored."""
     for value in PLAIN:
         assert_same(loads(dumps({"x": value})), {"x": value})
 
 
-def test_tensors_that_share_memory():
+def test_views_become_separate_tensors():
     """Views are restored as separate tensors with equal values."""
     base = torch.arange(12.0)
     complex_ones = torch.tensor([1 + 2j, 3 - 4j])
@@ -177,13 +177,13 @@ def test_tensors_that_share_memory():
     assert base[0] == result["again"][0] == 0.0
 
 
-def test_tensors_begin_where_pytorch_begins_them():
+def test_loaded_tensors_keep_their_alignment():
     """Memory alignment is preserved, since sums can depend on it."""
     tensors = loads(dumps({n: torch.ones(n) for n in range(1, 50)})).values()
     assert {tensor.data_ptr() % 64 for tensor in tensors} == {0}
 
 
-def test_parameters_and_ordered_dicts_become_plain():
+def test_module_states_become_plain_dicts():
     """The state of a module is restored as a dict of tensors without gradient."""
     state = OrderedDict(weight=torch.nn.Parameter(torch.ones(2)))
     result = loads(dumps({"module": state}))["module"]
@@ -230,13 +230,13 @@ def deep(depth):
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_what_can_not_be_stored(value, message):
+def test_unsupported_values_raise(value, message):
     """Unsupported values raise an error that names their position."""
     with pytest.raises(TypeError, match=message):
         dumps({"a": [0, value]})
 
 
-def test_a_state_that_holds_itself():
+def test_recursive_state_raises():
     """A recursive state raises an error."""
     state = {}
     state["self"] = state
@@ -246,7 +246,7 @@ def test_a_state_that_holds_itself():
         dumps([])
 
 
-def test_the_deepest_state_comes_back():
+def test_deepest_state_round_trips():
     """The deepest state that can be written can be read."""
     state = {"x": deep(62)}
     assert_same(loads(dumps(state)), state)
@@ -341,14 +341,14 @@ CRAFTED = {
 
 
 @pytest.mark.parametrize("name", CRAFTED)
-def test_crafted_files_are_damaged(name):
+def test_crafted_state_files_raise(name):
     """Crafted files raise only the error that names the file."""
     with pytest.raises(RunDirectoryError, match=r"there\.file is damaged") as told:
         loads(CRAFTED[name], Path("there.file"))
     assert "weights_only" not in str(told.value)
 
 
-def test_other_formats_are_told():
+def test_state_file_of_another_format_raises():
     """The error names the format and the remedy."""
     for number, remedy in ((1, "use the version that wrote it"), (3, "install a newer maze_train")):
         with pytest.raises(RunDirectoryError, match=f"has format {number}, .* format 2: {remedy}"):
@@ -357,7 +357,7 @@ def test_other_formats_are_told():
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_flipped_files_give_a_state_or_the_error(data):
+def test_flipped_bits_give_a_state_or_an_error(data):
     """Flipped bits lead to a state or the documented error."""
     whole = bytearray(SAMPLE)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -387,7 +387,7 @@ class Intruder:
         return Path.touch, (self.mark,)
 
 
-def test_files_run_no_code(tmp_path):
+def test_state_files_run_no_code(tmp_path):
     """Pickles in place of a state or a tensor are treated as damage and not executed."""
     mark = tmp_path / "mark"
     pickled = pickle.dumps(Intruder(mark))
@@ -401,7 +401,7 @@ def test_files_run_no_code(tmp_path):
     assert mark.exists()
 
 
-def test_bytes_depend_on_values_only():
+def test_state_file_bytes_depend_on_values_only():
     """The bytes of a file do not depend on the identity of equal keys."""
     key = "agents/first"
     copy = "/".join(["agents", "first"])

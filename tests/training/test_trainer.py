@@ -44,7 +44,7 @@ def test_training_ends_at_the_first_limit(limits, reason, updates, epochs):
     assert trainer.train().updates == updates, "a run that is over does not continue"
 
 
-def test_patience_ends_training():
+def test_patience_ends_training_without_improvement():
     """Training ends when the last two evaluations brought no new best."""
     evaluator = ScriptedEvaluator([1.0, 3.0, 2.0, 3.0, 9.0])
     selection = BestModelSelection(make_model())
@@ -75,14 +75,14 @@ def test_wall_time_limit_ends_training_after_the_update_that_exceeds_it(one_seco
     assert summary.wall_time_s == 3.0
 
 
-def test_wall_time_includes_that_of_earlier_parts():
+def test_wall_time_includes_earlier_parts():
     """The limit includes the time before an interruption."""
     trainer, _ = train(Limits(n_epochs=1))
     trainer.wall_time_s = 100.0
     assert trainer.train(n_epochs=1).wall_time_s > 100.0
 
 
-def test_without_a_limit_training_does_not_start():
+def test_training_without_limit_raises():
     """Without any limit, training raises an error."""
     trainer = CountingTrainer(limits=Limits())
     with pytest.raises(ConfigError, match="training would never end"):
@@ -93,7 +93,7 @@ def test_without_a_limit_training_does_not_start():
         trainer.train(0)
 
 
-def test_limits_default_to_those_of_the_algorithm():
+def test_limits_default_to_the_algorithm():
     """Without `limits`, the limits of the algorithm's settings are used."""
     trainer = make_ppo(algorithm={"n_epochs": 2}, limits=None)
     assert trainer.train().epochs == 2
@@ -124,7 +124,7 @@ def test_limited_run_evaluates_its_last_policy(limits, one_second):
     assert trainer.rows[-1]["eval/episode_return_mean"] == 7.0
 
 
-def test_a_run_that_lost_patience_is_evaluated():
+def test_run_ended_by_patience_is_evaluated():
     """If patience ends a run between two evaluations, a final evaluation follows."""
 
     def score(trainer, statistics):
@@ -195,7 +195,7 @@ def test_progress_starts_at_zero_and_stays_below_one(one_second):
     assert [p.fraction for p in timed.seen] == [0.0, 0.25, 0.5, 0.75], "no other limit is known"
 
 
-def test_a_metric_that_no_evaluator_reports_is_an_error():
+def test_unknown_selection_metric_raises():
     """A misspelt selection metric raises an error."""
     with pytest.raises(ConfigError, match="episode_retrun_mean"):
         train(

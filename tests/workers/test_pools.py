@@ -94,7 +94,7 @@ def closed_in_order(folder: Path) -> set[int]:
 
 
 @pytest.mark.parametrize("where", BACKENDS)
-def test_calls_and_results(start: Any, where: str, tmp_path: Path) -> None:
+def test_pool_returns_results_in_call_order(start: Any, where: str, tmp_path: Path) -> None:
     """Workers return results in the order of their calls, and each is closed once."""
     pool = start(where)
     assert len(pool) == N
@@ -129,7 +129,7 @@ def test_calls_and_results(start: Any, where: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "where", [*REMOTE, *(pytest.param(where, marks=slow) for where in ("forkserver", "spawn"))]
 )
-def test_global_generators(start: Any, where: str) -> None:
+def test_workers_seed_global_generators(start: Any, where: str) -> None:
     """Workers draw different values that follow from the state of the parent's generators."""
     drawn = []
     for seed in (1, 1, 2):
@@ -142,7 +142,7 @@ def test_global_generators(start: Any, where: str) -> None:
 
 
 @pytest.mark.parametrize("where", BACKENDS)
-def test_memory_that_is_written_here(
+def test_workers_read_published_memory(
     start: Any, where: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Workers read published memory before later calls, and memory sent to each of them."""
@@ -177,7 +177,7 @@ def test_memory_that_is_written_here(
 
 
 @pytest.mark.parametrize("where", BACKENDS)
-def test_what_travels(start: Any, where: str) -> None:
+def test_pools_send_large_and_local_objects(start: Any, where: str) -> None:
     """Large arguments, lambdas and objects of local classes can be sent."""
     pool = start(where, n=1)
     large = np.arange(100_000)
@@ -190,7 +190,7 @@ def test_what_travels(start: Any, where: str) -> None:
 
 
 @pytest.mark.parametrize("where", BACKENDS)
-def test_calls_that_are_cancelled(start: Any, where: str) -> None:
+def test_cancelled_calls_return_none(start: Any, where: str) -> None:
     """Results of cancelled calls are None, running or pending; later calls are not affected."""
     pool = start(where)
     for _ in range(3):
@@ -203,7 +203,7 @@ def test_calls_that_are_cancelled(start: Any, where: str) -> None:
     assert [pool.receive(0) for _ in range(4)] == [None, None, None, (0, "later")]
 
 
-def test_what_a_worker_here_raises(start: Any, tmp_path: Path) -> None:
+def test_inline_worker_errors_are_unchanged(start: Any, tmp_path: Path) -> None:
     """In one process, errors are raised unchanged where the result is received."""
     pool = start("here")
     pool.call(1, "fail", "raise")
@@ -247,7 +247,7 @@ def restart(pool: Any, index: int, how: str) -> None:
 
 
 @pytest.mark.parametrize(("where", "how"), elsewhere([*FAILURES, "refuse"], ["raise", "exit"]))
-def test_a_failure_is_an_error(
+def test_worker_failure_raises_and_ends_the_pool(
     start: Any, where: str, how: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A failure raises an error and ends all processes; the other workers are closed.
@@ -272,7 +272,7 @@ def test_a_failure_is_an_error(
 
 @pytest.mark.parametrize(("where", "how"), elsewhere(FAILURES, ["hang", "exit"]))
 @pytest.mark.parametrize("stops_before", everyday(1, [False, True]))
-def test_a_worker_is_started_again(
+def test_failed_worker_is_restarted(
     start: Any, where: str, how: str, stops_before: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A restart prints a warning; other workers continue, and step counts are kept."""
@@ -305,7 +305,9 @@ def test_a_worker_is_started_again(
 
 
 @pytest.mark.parametrize("where", REMOTE)
-def test_restarts_are_limited(start: Any, where: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_max_worker_restarts_limits_the_pool(
+    start: Any, where: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     """`max_worker_restarts` limits the restarts of all workers together."""
     pool = start(where, on_worker_failure="restart", max_worker_restarts=2)
     for index in (1, 0):
@@ -331,7 +333,7 @@ def test_restarts_are_limited(start: Any, where: str, capfd: pytest.CaptureFixtu
         ("refuse", ConfigError, r"\Awheels = 3: expected four"),
     ],
 )
-def test_a_worker_that_can_not_be_made(
+def test_worker_constructor_failure_is_not_restarted(
     start: Any, where: str, first: str, error: Any, words: str
 ) -> None:
     """A worker that fails in its constructor is not restarted; all processes end."""
@@ -351,7 +353,7 @@ IDLE = r"toy 1 died in waiting \(signal SIGKILL; was memory exhausted\?\)"
 
 
 @slow
-def test_a_worker_that_dies_while_it_has_nothing_to_do(start: Any) -> None:
+def test_idle_worker_death_is_detected(start: Any) -> None:
     """A worker that dies while idle is detected."""
     pool = start(on_worker_failure="restart")
     pool.call_all("echo")
@@ -365,7 +367,7 @@ def test_a_worker_that_dies_while_it_has_nothing_to_do(start: Any) -> None:
 
 @pytest.mark.parametrize("where", REMOTE)
 @pytest.mark.exhaustive
-def test_a_worker_that_takes_long_but_lives(start: Any, where: str) -> None:
+def test_counting_steps_prevents_a_timeout(start: Any, where: str) -> None:
     """A worker does not time out while it counts steps, or while no one waits for it."""
     pool = start(where, n=2)
     pool.call_all("echo")
@@ -379,7 +381,7 @@ def test_a_worker_that_takes_long_but_lives(start: Any, where: str) -> None:
 
 
 @pytest.mark.parametrize("where", REMOTE)
-def test_what_can_not_be_sent(start: Any, where: str) -> None:
+def test_unpicklable_objects_name_their_setting(start: Any, where: str) -> None:
     """The error for objects that cannot be pickled names their setting."""
     pool = start(where, n=1)
     words = r"\Amodel: cannot be sent to a worker process .*use runner=dev"
@@ -400,7 +402,7 @@ def refuse_start(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
 
 
 @slow
-def test_a_process_that_can_not_be_started(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_process_start_ends_the_pool(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a process cannot be started, all running processes end."""
     pool = start(on_worker_failure="restart")
     refuse_start(monkeypatch, after=0)
@@ -414,7 +416,7 @@ def test_a_process_that_can_not_be_started(start: Any, monkeypatch: pytest.Monke
 
 
 @slow
-def test_nothing_keeps_a_pool_alive(start: Any, tmp_path: Path) -> None:
+def test_unclosed_pool_is_collected(start: Any, tmp_path: Path) -> None:
     """An unclosed pool ends its processes when it is garbage-collected."""
     crew = WorkerSpecs([partial(ToyWorker, tmp_path, "")] * 2, ["toy 0", "toy 1"])
     pool = LocalProcesses(2, start_method="fork").pool(crew)
@@ -455,7 +457,7 @@ if __name__ == "__main__":
 @slow
 @pytest.mark.parametrize("where", ["fork", FORKSERVER, RAY])
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_closing_while_workers_hang(
+def test_hanging_workers_are_killed_on_close(
     start: Any, where: str, interrupted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers that hang are killed after a grace period, also if a signal interrupts it."""
@@ -484,7 +486,7 @@ def test_closing_while_workers_hang(
 @slow
 @pytest.mark.parametrize("where", ["fork", FORKSERVER, RAY])
 @pytest.mark.parametrize("does", ["ends", "is killed"])
-def test_the_process_that_calls_ends(tmp_path: Path, where: str, does: str) -> None:
+def test_workers_end_with_the_main_process(tmp_path: Path, where: str, does: str) -> None:
     """If the main process is killed or exits without closing its pool, workers and Ray end."""
     if where == "ray":
         pytest.importorskip("ray")
@@ -499,7 +501,7 @@ def test_the_process_that_calls_ends(tmp_path: Path, where: str, does: str) -> N
 
 
 @pytest.mark.parametrize("more", [0, 5, 12])
-def test_too_few_open_files_are_named(start: Callable[..., Any], more: int) -> None:
+def test_open_file_limit_is_named(start: Callable[..., Any], more: int) -> None:
     """If the limit of open files is exceeded, the error names the limit."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = len(os.listdir("/proc/self/fd")) + more

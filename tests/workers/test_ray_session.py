@@ -25,7 +25,7 @@ def ray_at(address: str) -> Any:
     return SimpleNamespace(_private=SimpleNamespace(services=services))
 
 
-def test_where_ray_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_is_started_locally_or_connected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray is started locally if no cluster runs; a configured address must respond."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -42,7 +42,7 @@ def test_where_ray_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         find_cluster(ray_at(dead), "auto")
 
 
-def test_a_head_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_ray_head_raises_worker_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the head is unreachable for too long, WorkerError is raised."""
     now = 100.0
     monkeypatch.setattr(ray_session, "time", SimpleNamespace(monotonic=lambda: now))
@@ -57,7 +57,7 @@ def test_a_head_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
         session.check_head()
 
 
-def test_a_head_that_does_not_answer_a_reservation() -> None:
+def test_placement_timeout_raises_lost_head() -> None:
     """A timeout of a placement group raises the error of a lost head."""
 
     def placement_group(bundles: list[Any], strategy: str) -> None:
@@ -73,7 +73,7 @@ def test_a_head_that_does_not_answer_a_reservation() -> None:
         session.options(RayBackend(), 2, object())
 
 
-def test_ctrl_c_waits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sigint_is_deferred_until_the_function_ends(capsys: pytest.CaptureFixture[str]) -> None:
     """SIGINT is deferred until the function has finished, with one message."""
     ended = []
 

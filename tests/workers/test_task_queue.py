@@ -124,7 +124,7 @@ class Script:
         self.advance()
 
 
-def test_tasks_of_a_worker_that_fails_come_first() -> None:
+def test_tasks_of_failed_workers_are_repeated_first() -> None:
     """Tasks of a failed worker are repeated first, in order, once its environments are built."""
     script = Script()
     script.queue.set_up("set_up", 7)
@@ -144,7 +144,7 @@ def test_tasks_of_a_worker_that_fails_come_first() -> None:
     assert outlook == "and its 1 episodes are repeated with the same seeds"
 
 
-def test_tasks_that_are_dropped() -> None:
+def test_dropped_tasks_are_cancelled() -> None:
     """Dropped tasks are cancelled, and late results do not appear in the next round."""
     script = Script(3)
     script.advance(2)
@@ -160,7 +160,7 @@ def test_tasks_that_are_dropped() -> None:
     assert [len(tasks) for tasks in script.tasks()] == [2, 0, 1]
 
 
-def test_results_are_taken_before_another_worker_ends_the_run() -> None:
+def test_finished_results_precede_worker_failures() -> None:
     """Finished results are returned before the failure of another worker ends the run."""
     script = Script()
     script.advance(2)
@@ -170,7 +170,7 @@ def test_results_are_taken_before_another_worker_ends_the_run() -> None:
     assert script.results == [0]
 
 
-def test_spaces_that_differ() -> None:
+def test_workers_with_different_spaces_raise() -> None:
     """Different spaces raise SpaceError, at first and after a restart."""
     pool: Any = ScriptedPool(2, ("obs", "other"))
     with pytest.raises(SpaceError, match=r"environment 1 are obs and other.*equal spaces"):
@@ -185,7 +185,7 @@ def test_spaces_that_differ() -> None:
 # -- repeated failures ---------------------------------------------------------------------------
 
 
-def test_an_episode_that_raises_again() -> None:
+def test_repeated_episode_error_ends_the_run() -> None:
     """A repeated error of an episode ends the run; other tasks of the worker are not counted."""
     script = Script(1, 4)
     script.advance(6)
@@ -198,7 +198,7 @@ def test_an_episode_that_raises_again() -> None:
         script.fail(0, seed=101)
 
 
-def test_two_tasks_with_one_seed() -> None:
+def test_errors_of_equal_seeds_in_two_workers_are_separate() -> None:
     """Errors of two tasks with equal seeds in two workers are not a repetition."""
     script = Script()
     script.advance(2)
@@ -211,7 +211,7 @@ def test_two_tasks_with_one_seed() -> None:
         script.fail(1, seed=100)
 
 
-def test_a_seed_of_an_earlier_round() -> None:
+def test_failures_of_earlier_rounds_do_not_count() -> None:
     """A failure with a seed of an earlier round does not count for the current tasks."""
     script = Script(1)
     for _ in range(4):
@@ -220,7 +220,7 @@ def test_a_seed_of_an_earlier_round() -> None:
     assert len(script.pool.told) == 4
 
 
-def test_a_task_with_which_workers_die() -> None:
+def test_third_death_with_one_task_ends_the_run() -> None:
     """The third death of a worker with the same task ends the run."""
     script = Script(1)
     assert MAX_DEATHS == 3
@@ -232,7 +232,7 @@ def test_a_task_with_which_workers_die() -> None:
         script.fail(0)
 
 
-def test_tasks_that_are_done_are_not_blamed() -> None:
+def test_finished_tasks_are_not_blamed_for_deaths() -> None:
     """Deaths do not count for tasks that finish, nor across rounds."""
     script = Script(1, 1)
     for number in range(4):
