@@ -49,7 +49,9 @@ if TYPE_CHECKING:
 WIDTH = 100
 EVENTS = re.compile(r"(<!-- events:begin -->\n).*?(<!-- events:end -->)", re.DOTALL)
 TABLE = re.compile(
-    r"(<!-- settings:begin ([\w.]+)( flat)? -->\n).*?(<!-- settings:end -->)", re.DOTALL
+    r"(<!-- settings:begin ([\w.]+)( flat)?(?: without ([\w. ]+))? -->\n)"
+    r".*?(<!-- settings:end -->)",
+    re.DOTALL,
 )
 CHANGEABLE = re.compile(r"(<!-- changeable:begin -->\n).*?(<!-- changeable:end -->)", re.DOTALL)
 WHEN = {"run": "while a run trains, on resume", "resume": "on resume", "": "never"}
@@ -118,15 +120,19 @@ def _yaml_lines(cls: type, indent: str, without: Collection[str] = ()) -> list[s
     return lines
 
 
-def render_table(cls: type, flat: bool = False) -> str:
+def render_table(cls: type, flat: bool = False, without: Iterable[type] = ()) -> str:
     """Return the settings of a configuration dataclass as a Markdown table.
 
     Args:
         cls: The dataclass.
         flat: Whether to omit the settings of nested sections, which have a table of their own.
+        without: Dataclasses whose settings are omitted, unless default or meaning differ.
     """
     rows = ["| Setting | Type | Default | Meaning |", "| --- | --- | --- | --- |"]
+    shared = {cells for base in without for cells in _table_rows(base, "")}
     for cells in _table_rows(cls, "", flat):
+        if cells in shared:
+            continue
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(rows) + "\n"
 
@@ -197,8 +203,9 @@ def generated_pages() -> dict[Path, str]:
 
 def _filled_table(match: re.Match[str]) -> str:
     """Return the markers of a table with the current table between them."""
-    begin, name, flat, end = match.groups()
-    return f"{begin}\n{render_table(locate(name), bool(flat))}\n{end}"
+    begin, name, flat, without, end = match.groups()
+    shared = [locate(base) for base in (without or "").split()]
+    return f"{begin}\n{render_table(locate(name), bool(flat), shared)}\n{end}"
 
 
 def render_changeable() -> str:

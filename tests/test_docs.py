@@ -27,12 +27,15 @@ import torch
 from test_architecture import LAYERS
 
 import maze_train
+from docs.generate import public_classes
 from maze_train import EventInterface, TrainConfig, TrainingRunner
 from maze_train.cli import main
 from maze_train.config.train_config import RayRunnerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from maze_train.training.config import AlgorithmConfig
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -93,6 +96,26 @@ def test_every_page_can_be_reached() -> None:
     assert sorted(re.findall(r"[:-] ([\w/-]+\.md)$", settings, re.MULTILINE)) == sorted(pages)
 
 
+TEMPLATE = ("Support", "Settings", "Equations", "Differences from the paper", "An update")
+"""First sections of the page of an algorithm, in order."""
+
+
+@pytest.mark.parametrize(
+    "algorithm", [cls for cls in public_classes("config") if vars(cls).get("name")]
+)
+def test_pages_of_algorithms_have_the_same_sections(algorithm: type[AlgorithmConfig]) -> None:
+    """Sections follow the template, and the table of support agrees with the settings class."""
+    name = algorithm.name.removesuffix("fd")  # sacfd is described with sac
+    page = ROOT / "docs" / "algorithms" / f"{name}.md"
+    sections = re.findall(r"^## (.+)$", without_blocks(page), re.MULTILINE)
+    assert sections[: len(TEMPLATE)] == list(TEMPLATE)
+    assert sections[-3:] == ["Limits", "Results", "All settings"]
+    rows = dict(re.findall(r"^\| \[?([\w -]+).*? \| (yes|no)", page.read_text("utf-8"), re.M))
+    assert rows["multi-agent"] == ("yes" if algorithm.supports_multi_agent else "no")
+    assert rows["self-play with snapshots"] == ("yes" if algorithm.has_snapshots else "no")
+    assert rows["several learners"] == ("yes" if algorithm.can_share_minibatches else "no")
+
+
 def test_settings_are_there() -> None:
     """Every setting that a page names with its section exists in an option of this section."""
     keys = {
@@ -104,7 +127,7 @@ def test_settings_are_there() -> None:
     named = re.compile(rf"`((?:{sections})\.\w+)")
     pages = [page for page in PAGES if page.name != "CHANGELOG.md"]
     found = {name for page in pages for name in named.findall(page.read_text(encoding="utf-8"))}
-    others = {"model.py", "evaluation.csv", "search.png", "algorithm.power"}
+    others = {"evaluation.csv", "search.png", "algorithm.power"}
     assert found - keys == others
 
 
