@@ -16,14 +16,12 @@ import pkgutil
 import re
 import shlex
 import sys
-import traceback
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from test_architecture import LAYERS
 
 import maze_train
@@ -317,27 +315,6 @@ def test_floors_are_those_of_the_architecture_test() -> None:
         for _, cells in rows
     ]
     assert documented == list(LAYERS)
-
-
-def test_the_path_to_the_optimizer_is_the_documented_one(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """At most ten files are on the stack at `optimizer.step()`, and the page lists them."""
-    stacks: list[list[str]] = []
-    step = torch.optim.Adam.step
-
-    def recorded(*args: Any, **kwargs: Any) -> Any:
-        stacks.append([frame.filename for frame in traceback.extract_stack()])
-        return step(*args, **kwargs)
-
-    monkeypatch.setattr(torch.optim.Adam, "step", recorded)
-    assert main(["algorithm=ppo", "env=CartPole-v1", "runner.fast_dev_run=true"]) == 0
-    package = ROOT / "maze_train"
-    inside = [Path(name) for name in stacks[0] if Path(name).is_relative_to(package)]
-    passed = list(dict.fromkeys(str(path.relative_to(ROOT)) for path in inside))
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    assert passed == re.findall(r"^\d+\. `(maze_train/[\w/]+\.py)`", page, re.MULTILINE)
-    assert len(passed) <= 10
 
 
 OTHER_NAMES = {
