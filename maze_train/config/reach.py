@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -61,7 +62,7 @@ def check_reach(settings: Mapping[str, Any], own: object, where: str) -> None:
         return
     rows = "".join(f"\n  {key} = {value!r}" for key, value in found.items())
     words = dict.fromkeys(
-        shell_word(key, str(value)) if "[" not in key else f"{key.partition('[')[0]}=[...]"
+        shlex.quote(f"{key.partition('[')[0]}=[...]") if "[" in key else shell_word(key, str(value))
         for key, value in found.items()
     )
     raise ConfigError(

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 LONGEST_BELOW = 150
 """Maximum length of paths below a directory created by maze_train, in characters."""
 
+LONGEST_NAME = 255
+"""Maximum length of the name of a file or directory in bytes, on most file systems."""
+
 UNKNOWN = re.compile(r"^~[^/]*|\$(\w+|\{[^}]*\})", re.ASCII)
 """Matches an undefined `~user` or variable in an expanded path."""
 
@@ -107,9 +110,13 @@ def _is_link(path: str) -> tuple[bool, str]:
 
 
 def check_below(key: str, name: str) -> None:
-    """Raise if a file name is absolute or contains `..`, and could refer to an outside file."""
+    """Raise if a file name is absolute or contains `..`, or cannot be the name of a file."""
     if not name or Path(name).is_absolute() or ".." in Path(name).parts:
         raise ConfigError(key, "expected a path below the run directory, without ..", name)
+    longest = max(len(part.encode(errors="surrogatepass")) for part in Path(name).parts)
+    if "\0" in name or name.encode(errors="ignore").decode() != name or longest > LONGEST_NAME:
+        problem = f"expected valid characters, at most {LONGEST_NAME} bytes between slashes"
+        raise ConfigError(key, problem, name)
 
 
 def _check_finite(key: str, value: float) -> None:

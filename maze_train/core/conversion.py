@@ -10,7 +10,9 @@ integers and `"1e-3"` as a float. There are no other implicit conversions: `yes`
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import types
 from collections.abc import (
     Callable,
@@ -42,6 +44,7 @@ from typing import (
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
 from maze_train.core.targets import TARGET, locate, target_name
+from maze_train.core.text import PLAIN
 
 TUPLE = "_tuple_"
 """Key of a mapping `{<key>: [...]}` that represents a tuple, because YAML has no tuples."""
@@ -409,7 +412,8 @@ def _describe(hint: object) -> str:
 
 def _quoted_number(path: str) -> str:
     """Return the hint for a string that YAML parses as a number."""
-    return f"; quote strings that look like numbers: {path}='\"...\"'"
+    word = f"{path}='\"...\"'" if PLAIN.fullmatch(path) else shlex.quote(f'{path}="..."')
+    return f"; quote strings that look like numbers: {word}"
 
 
 def written(path: str, value: object, keys: Iterable[str] = (), in_list: bool = False) -> str:
@@ -420,11 +424,12 @@ def written(path: str, value: object, keys: Iterable[str] = (), in_list: bool = 
     place = path.rpartition("[")[0] if path.endswith("]") else path
     name = target_name(value)
     key, content = (TARGET, name) if name else (next(iter(keys), "key"), "value")
-    text, code = f"{{{key}: {content}}}", f'{{"{key}": "{content}"}}'
+    text, code = f"{{{key}: {content}}}", f"{{{json.dumps(key)}: {json.dumps(content)}}}"
     if in_list or place != path:
         text, code = f"[{text}]", f"[{code}]"
     last = place.rpartition(".")[2]
-    return f"; in YAML {last}: {text}, for a shell '{place}={text}', in Python {code}"
+    word = shlex.quote(f"{place}={text}")
+    return f"; in YAML {last}: {text}, for a shell {word}, in Python {code}"
 
 
 def _plain(value: object, path: str) -> object:

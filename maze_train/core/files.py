@@ -39,6 +39,8 @@ from maze_train.core.text import json_text
 
 MAX_TEXT_NBYTES = 1 << 28
 BLOCK_NBYTES = 1 << 20
+MIN_SPARSE_NBYTES = 1 << 26
+"""Files of this size or more are not read if most of their content is not stored on the disk."""
 
 HAS_SIGNAL_0 = hasattr(signal, "SIGKILL")
 """Whether signal 0 checks for a process. On Windows, the number 0 is Ctrl-C."""
@@ -70,13 +72,34 @@ def open_regular(path: Path) -> IO[bytes]:
     """Open a regular file for reading. Pipes and devices raise an error: reads could block.
 
     Raises:
-        OSError: If the file cannot be opened or is not a regular file.
+        OSError: If the file cannot be opened, is not a regular file, or is a sparse file, which
+            could fill the memory although it is small on the disk.
     """
     descriptor = os.open(path, os.O_RDONLY | PLAIN)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+    status = os.fstat(descriptor)
+    size, problem = status.st_size, ""
+    if not stat.S_ISREG(status.st_mode):
+        problem = "is not a regular file"
+    elif size >= MIN_SPARSE_NBYTES and _stored_nbytes(descriptor, size) < size // 2:
+        problem = "is a sparse file"
+    if not problem:
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
-    raise OSError(errno.EINVAL, "is not a regular file", str(path))
+    raise OSError(errno.EINVAL, problem, str(path))
+
+
+def _stored_nbytes(descriptor: int, size: int) -> int:
+    """Return the number of bytes of a file that are not in holes; on Windows, the size."""
+    if not hasattr(os, "SEEK_HOLE"):
+        return size
+    nbytes = end = 0
+    with suppress(OSError):  # There is no data after `end`.
+        while end < size:
+            start = os.lseek(descriptor, end, os.SEEK_DATA)
+            end = os.lseek(descriptor, start, os.SEEK_HOLE)
+            nbytes += end - start
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return nbytes
 
 
 def read_regular(path: Path, at_most: int = MAX_TEXT_NBYTES) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from io import StringIO
 from numbers import Integral
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat
 import numpy as np
 from numpy.typing import ArrayLike
 
+from maze_train.core.errors import printable
 from maze_train.core.files import atomic_write
 from maze_train.core.text import readable
 
@@ -41,6 +43,8 @@ def csv_text(
 ) -> str:
     """Format rows as CSV without loss of precision; missing values are empty, NaN is `NaN`.
 
+    Characters that are not printable are escaped, because texts may come from untrusted files.
+
     Args:
         rows: Numbers and strings by column.
         columns: Column names; None: all columns in the order of first appearance.
@@ -50,14 +54,14 @@ def csv_text(
     names = dict.fromkeys(name for row in rows for name in row) if columns is None else columns
     buffer = StringIO()
     table = csv.writer(buffer, lineterminator="\n")
-    table.writerows([names] if header else [])
+    table.writerows([map(printable, names)] if header else [])
     table.writerows([_cell(row.get(name)) for name in names] for row in rows)
     return buffer.getvalue()
 
 
 def _cell(value: str | SupportsFloat | None) -> str:
     if value is None or isinstance(value, str):
-        return value or ""
+        return printable(value or "")
     # The repr of NumPy scalars is not a plain number.
     number = int(value) if isinstance(value, Integral) else float(value)
     return "NaN" if math.isnan(number) else repr(number)
@@ -105,8 +109,20 @@ def markdown_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
     """Format rows as a Markdown table."""
     columns = list(rows[0]) if rows else []
     lines = [columns, ["---"] * len(columns)] if rows else []
-    lines += [[row.get(name, "").replace("|", "\\|") for name in columns] for row in rows]
+    lines[:1] = [[markdown_text(name) for name in columns]] if rows else []
+    lines += [[markdown_text(row.get(name, "")) for name in columns] for row in rows]
     return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def markdown_text(text: str) -> str:
+    """Escape HTML, links, tables, code and line breaks, so that a text is shown literally."""
+    escaped = re.sub(r"[\\`<|]|\](?=[(\[:])", r"\\\g<0>", printable(text))
+    return " ".join(escaped.split())
+
+
+def markdown_code(text: str) -> str:
+    """Format a text, such as the name of a file, as code in Markdown."""
+    return f"`{' '.join(printable(text).replace('`', '').split())}`"
 
 
 BLUE, GREY, RED = "#1f6feb", "#9aa5b1", "#d1242f"

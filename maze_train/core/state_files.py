@@ -1,8 +1,8 @@
 """Exact serialization of run states to bytes, safe to load from untrusted sources.
 
-`torch.save` writes a tree of plain values and tensors, and `torch.load(weights_only=True)` reads
-the tree without creating objects of other types. Checkpoints and single files use the same format;
-in a checkpoint, large parts are separate files.
+`torch.save` writes a tree of plain values and tensors, and `load_archive` reads the tree without
+creating objects of other types. Checkpoints and single files use the same format; in a checkpoint,
+large parts are separate files.
 
 Other values are encoded as dicts with the key None, which is not allowed in states:
 
@@ -14,13 +14,14 @@ Other values are encoded as dicts with the key None, which is not allowed in sta
 from __future__ import annotations
 
 import io
+import pickletools
 import re
 import sys
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -41,10 +42,18 @@ OpenPart: TypeAlias = "Callable[[TreePath, str, str], StatePart]"
 FORMAT = 2
 
 MAX_DEPTH = 64
-MAX_INT_BITS = 2000  # `weights_only` supports at most 255 bytes.
+MAX_INT_BITS = 2000  # The opcode LONG1 supports at most 255 bytes.
 
 DTYPES = re.compile(r"bool|u?int(8|16|32|64)|bfloat16|float(16|32|64|8_\w+)|complex(64|128)")
 """Dtypes of tensors that can be stored."""
+
+STORAGES = {
+    "Float": torch.float32, "Double": torch.float64, "Half": torch.float16,
+    "BFloat16": torch.bfloat16, "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128,
+    "Byte": torch.uint8, "Char": torch.int8, "Short": torch.int16, "Int": torch.int32,
+    "Long": torch.int64, "Bool": torch.bool, "Untyped": torch.uint8,
+}  # fmt: skip
+"""Dtypes by the name of the storage class in files of PyTorch."""
 
 
 def check_content(holds: bool, problem: str) -> None:
@@ -174,8 +183,7 @@ def loads(
         RunDirectoryError: If the data was not written by `dumps` or is damaged.
     """
     try:
-        _check_archive(data)
-        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        content = load_archive(data)
         check_content(type(content) is dict, "it does not contain a state")
         _check_format(content["format"], source)
         state: dict[str, Any] = _Unpacker(len(data), open_part).unpack(content["state"], ())
@@ -183,7 +191,6 @@ def loads(
     except RunDirectoryError:
         raise
     except Exception as error:  # Untrusted files can cause any exception.
-        # PyTorch's message is omitted, because the message recommends unsafe loading.
         is_ours = type(error) is ValueError
         problem = str(error) if is_ours else f"it is not a state ({type(error).__name__})"
         raise RunDirectoryError(f"{source} is damaged: {problem}") from error
@@ -200,12 +207,155 @@ def _check_format(found: Any, source: str | Path) -> None:
         )
 
 
-def _check_archive(data: bytes) -> None:
-    """Raise an error for compressed archives, since their content could be much larger."""
-    entries = zipfile.ZipFile(io.BytesIO(data)).infolist()
-    is_plain = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
-    nbytes = sum(entry.file_size for entry in entries)
-    check_content(data[:2] == b"PK" and is_plain and nbytes <= len(data), "it is not an archive")
+def load_archive(data: bytes) -> Any:
+    """Read a file that `torch.save` wrote: dicts, lists and tuples of plain values and tensors.
+
+    Only the opcodes and functions that such files need are interpreted, and every tensor lies
+    within its stored bytes. Therefore, loading runs no code, and memory use is limited by the
+    length of `data`; `torch.load(weights_only=True)` does not limit the memory.
+
+    Raises:
+        Exception: If the file has other content; the type depends on the content.
+    """
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        entries = {entry.filename: entry for entry in archive.infolist()}
+        # The content of a compressed archive could be much larger than the archive.
+        is_plain = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries.values())
+        nbytes = sum(entry.file_size for entry in archive.infolist())
+        check_content(
+            data[:2] == b"PK" and is_plain and nbytes <= len(data), "it is not an archive"
+        )
+        (name,) = (name for name in entries if name.endswith("/data.pkl"))
+        folder = name.removesuffix("data.pkl")
+        order = archive.read(f"{folder}byteorder").decode()
+        check_content(order == sys.byteorder, f"its byte order is {order}")
+
+        def read(key: str) -> Tensor:
+            # `archive.read` would copy the content twice and take five times as long.
+            entry = entries[f"{folder}data/{key}"]
+            lengths = np.frombuffer(data, "<u2", 2, entry.header_offset + 26)  # Name and others.
+            start = entry.header_offset + 30 + int(lengths.sum())
+            content = torch.empty(entry.file_size, dtype=torch.uint8)
+            content.numpy()[:] = np.frombuffer(data, np.uint8, entry.file_size, start)
+            return content
+
+        return _interpreted(archive.read(name), read)
+
+
+class _Global(NamedTuple):
+    """Name of a class or function in a pickle."""
+
+    name: str
+
+
+class _Storage(NamedTuple):
+    """Memory of tensors."""
+
+    content: Tensor
+    """The bytes."""
+    dtype: torch.dtype
+
+
+def _interpreted(content: bytes, read: Callable[[str], Tensor]) -> object:
+    """Return the value of a pickle; `read` returns the bytes of a storage by key."""
+    stack: list[Any] = []
+    marks: list[int] = []
+    memo: dict[int, Any] = {}
+    storages: dict[str, Tensor] = {}
+    arg: Any
+    for opcode, arg, _ in pickletools.genops(content):
+        match opcode.name:
+            case "PROTO":
+                check_content(arg == 2, "its pickle has another protocol")
+            case "BININT" | "BININT1" | "BININT2" | "LONG1" | "BINFLOAT" | "BINUNICODE":
+                stack.append(arg)
+            case "NONE":
+                stack.append(None)
+            case "NEWTRUE" | "NEWFALSE":
+                stack.append(opcode.name == "NEWTRUE")
+            case "GLOBAL":
+                stack.append(_Global(arg))
+            case "BINPUT" | "LONG_BINPUT":
+                memo[arg] = stack[-1]
+            case "BINGET" | "LONG_BINGET":
+                stack.append(memo[arg])
+            case "EMPTY_TUPLE":
+                stack.append(())
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                stack[-int(opcode.name[-1]) :] = [tuple(stack[-int(opcode.name[-1]) :])]
+            case "EMPTY_LIST":
+                stack.append([])
+            case "EMPTY_DICT":
+                stack.append({})
+            case "MARK":
+                marks.append(len(stack))
+            case "TUPLE" | "APPENDS" | "SETITEMS":
+                mark = marks.pop()
+                items = stack[mark:]
+                del stack[mark:]
+                if opcode.name == "TUPLE":
+                    stack.append(tuple(items))
+                elif opcode.name == "APPENDS":
+                    _list(stack[-1]).extend(items)
+                else:
+                    _set_items(stack[-1], items)
+            case "APPEND":
+                item = stack.pop()
+                _list(stack[-1]).append(item)
+            case "SETITEM":
+                items = [stack.pop(-2), stack.pop()]
+                _set_items(stack[-1], items)
+            case "BINPERSID":
+                kind, storage, key, _, _ = stack.pop()
+                check_content(kind == "storage" and type(storage) is _Global, "unknown reference")
+                dtype = STORAGES[storage.name.split()[1].removesuffix("Storage")]
+                if key not in storages:
+                    storages[key] = read(key)
+                stack.append(_Storage(storages[key], dtype))
+            case "REDUCE":
+                arguments = stack.pop()
+                stack.append(_called(stack.pop(), arguments))
+            case "STOP":
+                (value,) = stack
+                return value
+            case name:
+                raise ValueError(f"its pickle has the opcode {name}")
+    raise AssertionError("unreachable: `genops` raises if there is no STOP")
+
+
+def _list(value: Any) -> list[Any]:
+    check_content(type(value) is list, "an item is added to another type")
+    return value  # type: ignore[no-any-return]
+
+
+def _set_items(target: Any, items: list[Any]) -> None:
+    # The hash of a nested tuple could take forever.
+    is_plain = all(key is None or type(key) in (str, int, float) for key in items[::2])
+    check_content(type(target) is dict and is_plain, "it has unexpected keys")
+    target.update(zip(items[::2], items[1::2], strict=True))
+
+
+def _called(function: Any, arguments: tuple[Any, ...]) -> object:
+    """Return the result of a call in the file: an empty dict of hooks, or a tensor."""
+    check_content(type(function) is _Global, "it calls a value")
+    if function.name == "collections OrderedDict":
+        check_content(arguments == (), "a dict has arguments")
+        return {}
+    names = ("torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_tensor_v3")
+    check_content(function.name in names, f"it calls {function.name}")
+    storage, offset, size, stride, requires_grad, _, *others = arguments
+    check_content(type(storage) is _Storage and requires_grad is False, "unexpected tensor")
+    dtype = storage.dtype
+    if function.name == names[1]:
+        (dtype_name,) = others
+        module, name = dtype_name.name.split()
+        check_content(module == "torch" and DTYPES.fullmatch(name) is not None, "unknown dtype")
+        dtype = getattr(torch, name)
+    else:
+        check_content(not others, "a tensor has metadata")
+    value = storage.content.view(dtype).as_strided(size, stride, offset)
+    check_content(value.nbytes <= len(storage.content), "a tensor is larger than its storage")
+    return value
 
 
 class _Unpacker:

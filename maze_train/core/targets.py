@@ -28,6 +28,7 @@ from maze_train.core.errors import (
     did_you_mean,
     nearest,
 )
+from maze_train.core.text import importable
 
 TARGET = "_target_"
 SCRIPT = "__main__"
@@ -173,7 +174,7 @@ def check_trusted(node: object, is_used: Callable[[str], bool] = lambda key: Tru
         return
     trust = refused[0][0].trust
     words = {word for _, (_, word) in refused if word}
-    listed = sorted({*words, *trust.modules})
+    listed = sorted({*importable(words), *trust.modules})
     rows = "".join(f"\n  {name.key} = {name}{note}" for name, (note, _) in refused)
     remedy = (
         "\nThe file was created by another user or on another machine (it is not signed by you). "
@@ -183,7 +184,8 @@ def check_trusted(node: object, is_used: Callable[[str], bool] = lambda key: Tru
     raise UntrustedError(
         "trust",
         f"{trust.file} refers to code that is not provided by maze_train, torch.nn, torch.optim "
-        f"or gymnasium for this purpose; no code was run:{rows}{remedy if words else ''}",
+        f"or gymnasium for this purpose; no code was run:{rows}"
+        f"{remedy if importable(words) else ''}",
     )
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _NOT_JSON = re.compile(r'"(?:[^"\\]|\\.)*"|-?Infinity|NaN')
@@ -70,6 +70,11 @@ def readable(number: float) -> str:
     if size >= 1000:
         return f"{number:,.0f}"
     return f"{number:.1f}" if size >= 100 else f"{number:.2f}" if size >= 1 else f"{number:.4f}"
+
+
+def importable(modules: Iterable[str]) -> list[str]:
+    """Return the names that can be modules; names from untrusted files could contain commands."""
+    return [name for name in modules if all(map(str.isidentifier, name.split(".")))]
 
 
 PLAIN = re.compile(r"[A-Za-z0-9_/.:+%@-]+")

@@ -6,14 +6,17 @@ Minari stores datasets in the directory given by the environment variable `MINAR
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from maze_train.core.errors import DatasetError, ShapeError, SpaceError
+from maze_train.core.errors import DatasetError, RunDirectoryError, ShapeError, SpaceError
+from maze_train.core.files import read_json
 from maze_train.core.targets import import_extra
 from maze_train.core.types import tree_map
 from maze_train.data.trajectories import DatasetMetadata, Trajectory
@@ -24,6 +27,14 @@ DATASET_ID = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]/)?[-_\w]+-v[0-9]+")
 DETAILS = ("algorithm_name", "author", "author_email", "code_permalink", "description")
 OWN = "maze_train"
 """Key for the additional metadata of maze_train in Minari metadata."""
+
+MAX_RATIO = 1032
+"""Maximum compression ratio of deflate; also allowed for other filters of HDF5."""
+
+HDF5_FILE = "main_data.hdf5"
+MAX_DEPTH = 64
+MAX_SMALL_NBYTES = 1 << 20
+"""Size up to which the compression ratio of an HDF5 dataset is not checked."""
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, AssertionError, OSError)
 """Exceptions raised by Minari and h5py for damaged data or an unsupported format version."""
@@ -72,6 +83,12 @@ def minari_episodes(dataset_id: str) -> tuple[DatasetMetadata, Iterator[Trajecto
     check_id(dataset_id)
     name = f"minari:{dataset_id}"
     try:
+        directory = Path(importlib.import_module("minari.storage").get_dataset_path(dataset_id))
+        described = read_json(directory / "data" / "metadata.json")
+        for space in ("observation_space", "action_space"):
+            # For a missing space, Minari would create the environment that the file names.
+            if described and not isinstance(described.get(space), str):
+                raise ValueError(f"metadata.json has no {space}")
         source = minari.load_dataset(dataset_id, download=False)
         known = source.storage.metadata
         ends = list(source.storage.get_episode_metadata(source.episode_indices))
@@ -80,7 +97,7 @@ def minari_episodes(dataset_id: str) -> tuple[DatasetMetadata, Iterator[Trajecto
             f"{name} is not available locally: list the local datasets with 'minari list local', "
             f"or run 'minari download {dataset_id}'"
         ) from error
-    except (ImportError, *UNREADABLE) as error:
+    except (ImportError, RunDirectoryError, RecursionError, *UNREADABLE) as error:
         if isinstance(error, ImportError):
             import_extra("h5py", "minari", f"reading {name}")
         raise DatasetError(f"{name} cannot be read: {error!r}") from error
@@ -89,7 +106,7 @@ def minari_episodes(dataset_id: str) -> tuple[DatasetMetadata, Iterator[Trajecto
         source.observation_space, source.action_space, *_origin(dataset_id, known)
     )
     seeds = [None if end.get("seed") is None else int(end["seed"]) for end in ends]
-    return metadata, _episodes(name, source, views, seeds)
+    return metadata, _episodes(name, source, views, seeds, directory / "data" / HDF5_FILE)
 
 
 def _origin(dataset_id: str, known: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -109,12 +126,19 @@ def _origin(dataset_id: str, known: dict[str, Any]) -> tuple[dict[str, Any], dic
 
 
 def _episodes(
-    name: str, source: Any, views: tuple[FlatView, FlatView], seeds: list[int | None]
+    name: str,
+    source: Any,
+    views: tuple[FlatView, FlatView],
+    seeds: list[int | None],
+    file: Path,
 ) -> Iterator[Trajectory]:
-    """Yield the episodes of a dataset."""
+    """Yield the episodes of a dataset; `file` exists if the dataset is stored in HDF5."""
     episodes = iter(source.iterate_episodes())
-    for seed in seeds:
+    for index, seed in zip(source.episode_indices, seeds, strict=True):
         try:
+            if file.exists():
+                with importlib.import_module("h5py").File(file, "r") as content:
+                    _check_hdf5(content, f"episode_{index}")
             episode = next(episodes)
         except (*UNREADABLE, StopIteration) as error:
             raise DatasetError(f"{name} cannot be read: {error!r}") from error
@@ -136,6 +160,28 @@ def _episodes(
             )
         except (ShapeError, SpaceError, ValueError) as error:
             raise DatasetError(f"{label} is not a valid trajectory: {error}") from error
+
+
+def _check_hdf5(group: Any, name: str, depth: int = 0) -> None:
+    """Check that an HDF5 dataset or group only refers to data in the file, of a possible size.
+
+    Raises:
+        ValueError: If a link or a dataset refers to other files, or if the stored data is too small
+            for the size of a dataset, which HDF5 fills with one value.
+    """
+    h5py = importlib.import_module("h5py")
+    if not isinstance(group.get(name, getlink=True), h5py.HardLink) or depth > MAX_DEPTH:
+        raise ValueError(f"{name} is a link")
+    item = group[name]
+    if isinstance(item, h5py.Group):
+        for part in item:
+            _check_hdf5(item, part, depth + 1)
+    elif isinstance(item, h5py.Dataset):
+        stored = item.id.get_storage_size()
+        if item.external or item.is_virtual:
+            raise ValueError(f"{name} refers to other files")
+        if item.nbytes > max(MAX_RATIO * stored, MAX_SMALL_NBYTES):
+            raise ValueError(f"{name} has {item.nbytes:,} bytes, but {stored:,} bytes are stored")
 
 
 def check_id(dataset_id: str) -> None:

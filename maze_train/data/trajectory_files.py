@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ from maze_train.core.files import (
     atomic_write,
     exclusive,
     fsync_directory,
+    open_regular,
     read_regular,
     remove_leftovers,
     seal,
@@ -57,7 +59,7 @@ open."""
 LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors that indicate a system limit instead of damage. ENOMEM includes too many mapped files."""
 
-MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 """Exceptions caused by malformed contents."""
 
 
@@ -269,15 +271,14 @@ def _mapped_or_read(path: Path, entry: Mapping[str, Any], *, mmap: bool, verify:
         DatasetError: If the file is missing, or its size or digest differs from the entry.
         OSError: If the file cannot be read.
     """
-    if not path.is_file():  # Reading a pipe would block.
-        raise DatasetError(f"{path}: missing or not a regular file")
-    if (size := path.stat().st_size) != entry["bytes"]:
-        raise DatasetError(f"{path}: is {size} bytes long, expected {entry['bytes']}")
-    if mmap and size >= MAPPED_NBYTES:
-        data = np.asarray(np.memmap(path, np.uint8, "r"))
-    else:
-        data = np.fromfile(path, np.uint8)
-        data.flags.writeable = not mmap  # Same as for mapped files.
+    with open_regular(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) != entry["bytes"]:
+            raise DatasetError(f"{path}: is {size} bytes long, expected {entry['bytes']}")
+        if mmap and size >= MAPPED_NBYTES:
+            data = np.asarray(np.memmap(file, np.uint8, "r"))
+        else:
+            data = np.fromfile(file, np.uint8)
+            data.flags.writeable = not mmap  # Same as for mapped files.
     if verify and hashlib.sha256(data.data).hexdigest() != entry["sha256"]:
         raise DatasetError(f"{path}: damaged: the sha256 digest differs from the recorded one")
     return data

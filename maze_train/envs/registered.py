@@ -25,6 +25,7 @@ from maze_train.core.errors import (
     nearest,
 )
 from maze_train.core.targets import TARGET, import_extra, import_for_id, refusal, target_name
+from maze_train.core.text import shell_word
 from maze_train.envs.config import SIMULATORS, EnvConfig
 from maze_train.envs.faults import explained
 
@@ -204,7 +205,7 @@ def registered_failure(env_id: str, config: EnvConfig, error: BaseException) -> 
         if parent_process() is not None and ":" not in env_id:
             hint += (
                 ". Worker processes do not see registrations of a script: register the id in a "
-                f"module such as my_envs.py, and set env=my_envs:{env_id}"
+                f"module such as my_envs.py, and set {shell_word('env', f'my_envs:{env_id}')}"
             )
         return ConfigError("env.id", f"{str(error).rstrip('.')}{hint}", env_id)
     if isinstance(error, (DependencyNotInstalled, ImportError)):

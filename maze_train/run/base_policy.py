@@ -290,8 +290,7 @@ def _differs(one: object, other: object) -> bool:
 
 def _overrides(settings: Mapping[str, Any]) -> str:
     """Format settings of a model for the command line."""
-    words = (f"model.{name}={_text(value)}" for name, value in settings.items())
-    return " ".join(shlex.quote(word) if re.search(r"[\s{}'\"]", word) else word for word in words)
+    return shlex.join(f"model.{name}={_text(value)}" for name, value in settings.items())
 
 
 def _text(value: object) -> str:

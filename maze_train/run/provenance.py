@@ -150,24 +150,41 @@ def _repositories(folders: Iterable[str], with_diff: bool) -> list[Repository]:
         if head is None or head.count("\n") != 3 or head.split("\n")[0] in found:
             continue  # The folder is not in a repository, or there is no commit.
         top, commit, branch = head.splitlines()
-        diff = None
-        if with_diff:
-            diff = _git(top, "diff", "--no-ext-diff", "--no-textconv", "HEAD")
+        diff = _diff(top) if with_diff else None
         if diff is not None and len(diff) > MAX_DIFF_CHARS:
             diff = f"{diff[:MAX_DIFF_CHARS]}\n[truncated, {len(diff):,} characters]\n"
         found[top] = Repository(directory=top, commit=commit, branch=branch, diff=diff)
     return list(found.values())
 
 
+def _diff(top: str) -> str | None:
+    """Return the changes since the last commit, without running programs of the repository."""
+    names = _git(top, "config", "-z", "--name-only", "--list")
+    filters = {name.rpartition(".")[0] for name in (names or "").split("\0")}
+    filters = {name for name in filters if name.startswith("filter.")}
+    if names is None or any("=" in name for name in filters):  # `git -c` cannot set such a name.
+        return None
+    overrides = [
+        word
+        for name in sorted(filters)
+        for key, value in (("clean", ""), ("smudge", ""), ("process", ""), ("required", "false"))
+        for word in ("-c", f"{name}.{key}={value}")
+    ]
+    # A diff of the files in a submodule would run git with the submodule's configuration.
+    options = ("--no-ext-diff", "--no-textconv", "--submodule=short", "--ignore-submodules=dirty")
+    return _git(top, *overrides, "diff", *options, "HEAD")
+
+
 def _git(folder: str, *words: str) -> str | None:
-    """Run git without hooks, locks and configured programs; return None if git fails."""
+    """Run git without hooks, locks, configured programs and network; None if git fails."""
+    safe = {"GIT_OPTIONAL_LOCKS": "0", "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
     command = ["git", "-C", folder, "-c", "core.fsmonitor=false", *words]
     try:
         done = subprocess.run(
             command,
             capture_output=True,
             check=True,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            env={**os.environ, **safe},
             stdin=subprocess.DEVNULL,
             timeout=GIT_TIMEOUT_S,
         )

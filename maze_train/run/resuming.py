@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -43,7 +44,7 @@ from maze_train.core.notices import notify, warn
 from maze_train.core.report import text_table
 from maze_train.core.run_directory import FAILURES, MetricsRow, RunDirectory, checkpoint_name
 from maze_train.core.targets import TARGET, InlineObject, arguments_for, has_no_name, is_within
-from maze_train.core.text import shell_word
+from maze_train.core.text import importable, shell_word
 from maze_train.training.config import RANDOM_OPPONENT
 from maze_train.training.outcome import LIMITS
 
@@ -307,12 +308,14 @@ def continued(
         key = refused[0]
         old, new = before.get(key), now.get(key)
         is_place = isinstance(old, str) and isinstance(new, str) and place_of_name(new)
-        hint = f"; if only the path has changed, set moved=[{key}]" if is_place else ""
+        moved = shlex.quote(f"moved=[{key}]")
+        hint = f"; if only the path has changed, set {moved}" if is_place else ""
         others = f"; all changed settings:{table}" if len(refused + free) > 1 else ""
         raise ConfigError(
             key.removesuffix(f".{TARGET}"),
             f"{place} has {before.get(key)!r}, and this setting affects the results; keep the old "
-            f"value, or start a new run from its policy with base_run={directory}{hint}{others}",
+            "value, or start a new run from its policy with "
+            f"{shell_word('base_run', str(directory))}{hint}{others}",
             now.get(key),
         )
     if checkpoint is not None:
@@ -453,7 +456,7 @@ def resume_hint(run_dir: Path, config: TrainConfig) -> str:
         run_dir: Directory of the run.
         config: Configuration of the run.
     """
-    modules = [] if is_signed(config_text(config)) else modules_to_trust(config)
+    modules = [] if is_signed(config_text(config)) else importable(modules_to_trust(config))
     given = given_in_python(config)
     if given:
         trust = f", trust={modules!r}" if modules else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -123,7 +124,9 @@ class SavedPolicy:
         if base.model_builder != algorithm.model_builder and not is_own:
             return f"{base.name} trains another type of policy; use a policy of {algorithm.name}"
         differing = [
-            f"algorithm.{name}={there[name]}" for name in there if here.get(name) != there[name]
+            shlex.quote(f"algorithm.{name}={there[name]}")
+            for name in there
+            if here.get(name) != there[name]
         ]
         if differing and not is_own:
             return f"set {' '.join(differing)}, as in the saved run"

@@ -14,7 +14,14 @@ from maze_train.core.errors import ConfigError, RunDirectoryError, did_you_mean,
 from maze_train.core.files import results_directory, writable
 from maze_train.core.names import METRICS, OUTPUTS
 from maze_train.core.notices import warn
-from maze_train.core.report import csv_text, markdown_table, text_table, write_report
+from maze_train.core.report import (
+    csv_text,
+    markdown_code,
+    markdown_table,
+    markdown_text,
+    text_table,
+    write_report,
+)
 from maze_train.core.run_directory import final_test_value
 from maze_train.core.targets import is_within
 from maze_train.tools.compare_report import (
@@ -144,15 +151,20 @@ class Comparison:
         """Format the tables as Markdown with the plot, excluded runs, and run directories."""
         lines = ["# Comparison", "", f"![curves]({self.picture})", ""]
         for env, rows in self.sections().items():
-            lines += [f"## {env}", "", *markdown_table(rows), ""]
-        lines += [f"- {line}" for line in self.notes()]
+            lines += [f"## {markdown_text(env)}", "", *markdown_table(rows), ""]
+        lines += [f"- {markdown_text(line)}" for line in self.notes()]
         if self.left_out:
             lines += ["", "## Left out", ""]
-            lines += [f"- `{left.name}`: {left.reason}" for left in self.left_out]
+            lines += [
+                f"- {markdown_code(left.name)}: {markdown_text(left.reason)}"
+                for left in self.left_out
+            ]
         lines += ["", "## Runs", ""]
         for group in self.groups:
-            lines.append(f"- {' '.join((*group.name, 'on', group.env))}")
-            lines += [f"  - seed {run.seed}: `{run.directory}`" for run in group.runs]
+            lines.append(f"- {markdown_text(' '.join((*group.name, 'on', group.env)))}")
+            lines += [
+                f"  - seed {run.seed}: {markdown_code(str(run.directory))}" for run in group.runs
+            ]
         return "\n".join(lines) + "\n"
 
 

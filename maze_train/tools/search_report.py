@@ -381,7 +381,8 @@ class SearchResult:
         """Format all trials as Markdown with the plot and the best settings."""
         lines = ["# Search", "", self.outcome, ""]
         if self.best:
-            lines += ["```bash", self.line, "```", "", f"![trials]({PICTURE_FILE})", ""]
+            line = printable(self.line)
+            lines += ["```bash", line, "```", "", f"![trials]({PICTURE_FILE})", ""]
         lines += markdown_table(self._words(self._ranked()))
         return "\n".join(lines) + "\n"
 
@@ -435,10 +436,10 @@ def _row(trial: FrozenTrial, space: Space) -> dict[str, Any]:
     return {
         "trial": trial.number,
         "state": STATES[trial.state.name],
-        "value": last if trial.value is None else trial.value,
+        "value": float(last if trial.value is None else trial.value),
         **{key: text_of(settings[key]) if key in settings else "" for key in space.ranges},
         "done_percent": 100 if trial.state.name == "COMPLETE" else max(values, default=0),
-        "seconds": trial.user_attrs.get(SECONDS, took),
+        "seconds": float(trial.user_attrs.get(SECONDS, took)),
         "run_dir": str(trial.number),
         "error": str(trial.user_attrs.get(ERROR, "")),
     }

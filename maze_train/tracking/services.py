@@ -10,7 +10,7 @@ import ssl
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from html import escape
 from http.client import HTTPException
 from io import BytesIO
@@ -55,6 +55,15 @@ DEFAULT_PROJECT = "maze_train"
 PARENT_RUN, GROUP_TAG = "mlflow.parentRunId", "group_of_runs"
 """Tags of MLflow runs: the id of the parent run, and the group of a parent run."""
 
+WRITTEN_TABLES = (
+    *("experiments", "runs", "metrics", "latest_metrics", "params", "tags"),
+    *("registered_models", "model_versions"),
+)
+"""Tables of MLflow that the writer changes."""
+
+VALID_ID = re.compile(r"[\w .-]{1,128}")
+"""Ids of runs in a service, without characters of paths and URLs."""
+
 DATA_DIR = "WANDB_DATA_DIR"
 
 MOST_VALUES = 10_000
@@ -94,12 +103,12 @@ class ServiceWriter(MetricsWriter):
             key: Service and project, such as `wandb:<entity>/<project>`.
         """
         is_resumed = run.run_dir is not None and run.resumed_at_step
-        return _service_ids(run.run_dir).get(key) if run.run_dir and is_resumed else None
+        return service_ids(run.run_dir).get(key) if run.run_dir and is_resumed else None
 
     def _keep_id(self, run: RunInfo, key: str, run_id: str) -> None:
         """Store the id of this run in a service in the run directory."""
         if run.run_dir is not None:
-            ids = {**_service_ids(run.run_dir), key: run_id}
+            ids = {**service_ids(run.run_dir), key: run_id}
             with atomic_write(run.run_dir / SERVICES) as file:
                 file.write(json.dumps(ids, indent=1).encode())
 
@@ -119,10 +128,11 @@ class ServiceWriter(MetricsWriter):
         return {name: p for name, p in found.items() if name.partition("/")[0] not in COPIES}
 
 
-def _service_ids(run_dir: Path) -> dict[str, str]:
-    """Return the ids of a run by service; empty if the file is missing or damaged."""
+def service_ids(run_dir: Path) -> dict[str, str]:
+    """Return the valid ids of a run by service; empty if the file is missing or damaged."""
     with suppress(RunDirectoryError):
-        return {str(k): str(v) for k, v in read_json(run_dir / SERVICES).items()}
+        ids = read_json(run_dir / SERVICES).items()
+        return {key: i for key, i in ids if isinstance(i, str) and VALID_ID.fullmatch(i)}
     return {}
 
 
@@ -334,13 +344,14 @@ class MLflowWriter(ServiceWriter):
         self._write_past(run.past_rows)
 
     def _open(self, run: RunInfo) -> None:
-        uri, artifacts = self._tracking_uri, None
+        uri, artifacts, database = self._tracking_uri, None, Path()
         if uri is not None and uri.startswith(SQLITE):
             uri = SQLITE + expanded(uri.removeprefix(SQLITE))
         if uri is None and run.run_dir is not None:
             make_folders(run.run_dir / ARTIFACTS)
             database = run.run_dir / "mlflow.db"
             os.close(open_own(database, os.O_RDWR))  # SQLite itself follows links.
+            _check_triggers(database)
             uri = f"sqlite:///{database}"
             # Without a location, MLflow would store artifacts in the working directory.
             artifacts = (run.run_dir.absolute() / ARTIFACTS).as_uri()
@@ -352,11 +363,13 @@ class MLflowWriter(ServiceWriter):
         self._group = run.group if self._tracking_uri is not None else ""
         key = f"mlflow:{without_login(self._tracking_uri or '')}/{self._experiment}"
         known = self._known_run(run, key)
-        if known is not None and self._continue(known):
+        if known is not None and self._continue(known, artifacts):
             return
         name = self._name or run.name or run.title or None
         created = self._client.create_run(experiment, run_name=name)
         self._run_id = created.info.run_id
+        if artifacts is not None and created.info.artifact_uri != _place(artifacts, self._run_id):
+            raise OSError(f"{database} stores artifacts at {created.info.artifact_uri}; remove it")
         self._keep_id(run, key, self._run_id)
         param = self._mlflow.entities.Param
         params = [
@@ -366,12 +379,18 @@ class MLflowWriter(ServiceWriter):
         for i in range(0, len(params), _MLFLOW_PARAMS_PER_CALL):
             self._client.log_batch(self._run_id, params=params[i : i + _MLFLOW_PARAMS_PER_CALL])
 
-    def _continue(self, run_id: str) -> bool:
-        """Continue an MLflow run; return False if the run was deleted."""
+    def _continue(self, run_id: str, artifacts: str | None) -> bool:
+        """Continue an MLflow run; return False if the run was deleted.
+
+        Also return False if the artifacts of the run are not in the run directory, because a
+        database from another user could name any file or server.
+        """
         try:
-            if self._client.get_run(run_id).info.lifecycle_stage != "active":
-                return False
+            info = self._client.get_run(run_id).info
         except self._mlflow.MlflowException:
+            return False
+        is_elsewhere = artifacts is not None and info.artifact_uri != _place(artifacts, run_id)
+        if info.lifecycle_stage != "active" or is_elsewhere:
             return False
         self._run_id = run_id
         self._client.update_run(run_id, status="RUNNING")
@@ -541,6 +560,29 @@ def check_answers(uri: str) -> None:
             raise OSError(
                 f"{problem}tracking_uri to store everything in the run directory"
             ) from error
+
+
+def _place(artifacts: str, run_id: str) -> str:
+    """Return the location of the artifacts of a run, as chosen by MLflow."""
+    return f"{artifacts}/{run_id}/artifacts"
+
+
+def _check_triggers(database: Path) -> None:
+    """Check that no trigger can change the place of artifacts; the database may be untrusted.
+
+    Raises:
+        OSError: If a table that the writer changes has a trigger, or the file cannot be read.
+    """
+    import sqlite3
+
+    try:
+        with closing(sqlite3.connect(database)) as connection:
+            query = "SELECT name, lower(tbl_name) FROM sqlite_master WHERE type = 'trigger'"
+            triggers = connection.execute(query).fetchall()
+    except sqlite3.Error as error:
+        raise OSError(f"{database} is damaged: {error}") from error
+    if names := [name for name, table in triggers if table in WRITTEN_TABLES]:
+        raise OSError(f"{database} has triggers, which MLflow never creates: {', '.join(names)}")
 
 
 @contextmanager

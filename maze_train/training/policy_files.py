@@ -23,6 +23,7 @@ from torch import nn
 from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError, SpaceError
 from maze_train.core.files import atomic_write, read_json, read_regular
 from maze_train.core.names import CONFIG, SCORE, SPACES, WEIGHTS
+from maze_train.core.state_files import load_archive
 from maze_train.core.text import json_text
 from maze_train.core.types import Array, Tensor, TensorTree, tree_leaves, tree_map
 from maze_train.envs.faults import NonFiniteError, check_finite
@@ -126,8 +127,8 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
         if score == before:  # If not, a run has just replaced both files.
             raise RunDirectoryError(f"{path} is damaged: its sha256 differs from {SCORE}")
     try:
-        weights = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception:  # PyTorch's message explains how to load the pickle unsafely.
+        weights = load_archive(data)
+    except Exception:  # Untrusted files can cause any exception.
         weights = None
     if not isinstance(weights, dict) or not all(
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in weights.items()

@@ -314,6 +314,57 @@ def test_damaged_minari_dataset_raises():
         load_minari(NAME)
 
 
+@pytest.mark.parametrize("value", [None, "absent"])
+@pytest.mark.parametrize("space", ["observation_space", "action_space"])
+def test_datasets_without_a_space_create_no_environment(root, space, value):
+    """For a missing space, Minari would call the entry point that the file names."""
+    save_minari(in_memory(), NAME)
+    path = root / NAME / "data/metadata.json"
+    content = json.loads(path.read_text())
+    content[space] = value
+    if value == "absent":
+        del content[space]
+    marker = root / "marker"
+    spec = {"id": "A-v0", "entry_point": "os:system", "kwargs": {"command": f"touch {marker}"}}
+    wrappers = {"additional_wrappers": [], "vector_entry_point": None}
+    content["env_spec"] = json.dumps({**spec, **wrappers})
+    path.write_text(json.dumps(content))
+    with pytest.raises(DatasetError, match=f"cannot be read: .*metadata.json has no {space}"):
+        load_minari(NAME)
+    assert not marker.exists()
+
+
+def planted_in_hdf5(kind, group, path):
+    """Replace the rewards of an episode by data that is not stored in the file."""
+    h5py = pytest.importorskip("h5py")
+    del group["rewards"]
+    if kind == "fill value":
+        group.create_dataset("rewards", (1 << 40,), "f8", chunks=(1024,), fillvalue=1.0)
+    elif kind == "external file":
+        group.create_dataset("rewards", (3,), "f8", external=[(str(path), 0, 24)])
+    elif kind == "virtual dataset":
+        layout = h5py.VirtualLayout((3,), "f8")
+        layout[:] = h5py.VirtualSource(path, "secret", (3,))
+        group.create_virtual_dataset("rewards", layout)
+    else:
+        group["rewards"] = h5py.ExternalLink(path, "secret")
+
+
+@pytest.mark.parametrize(
+    "kind", ["fill value", "external file", "virtual dataset", "external link"]
+)
+def test_hdf5_data_outside_the_file_is_not_read(root, tmp_path, kind):
+    """Small files cannot allocate much memory or refer to other files."""
+    h5py = pytest.importorskip("h5py")
+    save_minari(in_memory(), NAME)
+    with h5py.File(tmp_path / "other.hdf5", "w") as file:
+        file["secret"] = np.ones(3)
+    with h5py.File(root / NAME / "data/main_data.hdf5", "a") as file:
+        planted_in_hdf5(kind, file["episode_0"], tmp_path / "other.hdf5")
+    with pytest.raises(DatasetError, match=r"cannot be read: .*rewards (is|has|refers)"):
+        load_minari(NAME)
+
+
 def test_missing_minari_raises_missing_extra_error(monkeypatch):
     """The error contains the package, the extra and the purpose, or the required version."""
     for package in ("minari", "h5py"):

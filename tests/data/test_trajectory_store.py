@@ -407,15 +407,27 @@ def put_pipe(path):
 
 
 ENDLESS = (10**15).to_bytes(8, "little") + b"{}"
+
+
+def headed(dtype, shape=(1,)):
+    """Return a part whose header has an array with a dtype and a shape."""
+    array = {"dtype": dtype, "shape": shape, "data_offsets": [0, 8]}
+    header = json.dumps({"__metadata__": {}, "lengths": array}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(8)
+
+
 DAMAGE = [
     (flip, "damaged: the sha256"),
     (lambda path: os.truncate(path, 130), "is 130 bytes long, expected"),
-    (os.unlink, "missing or not a regular file"),
-    (put_pipe, "missing or not a regular file"),
+    (os.unlink, "cannot be read: .*No such file"),
+    (put_pipe, "cannot be read: .*not a regular file"),
+    (lambda path: os.truncate(path, 1 << 40), "cannot be read: .*sparse file"),
     (b"", "not a valid part"),
     (b"a text" * 9, "not a valid part"),
     (ENDLESS, "not a valid part"),
     (save({"lengths": np.ones(1)}), "not a valid part"),
+    *((headed(dtype), "not a valid part") for dtype in ("", "F", "F99999999999", None, [])),
+    (headed("F64", (1 << 40, 1 << 40)), "not a valid part"),
     (save({}, {"seeds": "[]"}), "not a valid part"),
     ({"seeds": '["x"]'}, "not a valid part"),
     ({"seeds": "[-1]"}, "seeds: expected integers >= 0"),

@@ -6,15 +6,18 @@ reads or writes such a directory is then called, and everything outside must rem
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
 import signal
+import zipfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+import torch
 from strangers import COMMANDS, MARKER, QUIET, SMALL, WORDS, change, line, run, trained
 
 from maze_train import MazeTrainError, load_learner, search, train
@@ -64,7 +67,7 @@ class Attack(NamedTuple):
     """Commands that must end with one message; other commands may succeed, but do no harm."""
     says: str = (
         r"is a symbolic link (to a target outside|inside)|not a regular file|[Nn]ot a directory"
-        "|no saved policy|pt is damaged"
+        "|no saved policy|pt is damaged|is a sparse file"
     )
     """Regular expression for the message; an unreadable policy is also a valid reason."""
 
@@ -141,6 +144,60 @@ def stored(key: str, value: Any) -> Callable[[Path], None]:
     return lambda directory: change(directory, key, value)
 
 
+def written(name: str, data: bytes) -> Callable[[Path], None]:
+    """Return a function that replaces all files with a name, without digests of the content."""
+
+    def plant(directory: Path) -> None:
+        for path in [*directory.glob(name), *directory.glob(f"*/**/{name}")]:
+            path.write_bytes(data)
+            path.with_name("score.json").unlink(missing_ok=True)
+
+    return plant
+
+
+def sparse(directory: Path) -> None:
+    """Replace weights by files that are large, but take no space on the disk."""
+    written("policy.pt", b"")(directory)
+    for path in directory.glob("**/policy.pt"):
+        os.truncate(path, 3 << 30)
+
+
+def saved_as(
+    content: object, compression: int = zipfile.ZIP_STORED, pickled: bytes | None = None
+) -> bytes:
+    """Return a file of `torch.save` with other compression, or another pickle."""
+    stored, file = io.BytesIO(), io.BytesIO()
+    torch.save(content, stored)
+    with zipfile.ZipFile(stored) as old, zipfile.ZipFile(file, "w", compression) as new:
+        for entry in old.infolist():
+            is_replaced = pickled is not None and entry.filename.endswith("data.pkl")
+            new.writestr(entry.filename, pickled if is_replaced else old.read(entry))
+    return file.getvalue()
+
+
+LARGE = b"\x80\x02}X\x01\x00\x00\x00wcbuiltins\nbytearray\nJ\x00\x00\x00\x7f\x85Rs."
+WEIGHTS = {
+    "allocate memory": written("policy.pt", saved_as({}, pickled=LARGE)),
+    "are compressed": written(
+        "policy.pt", saved_as({"w": torch.zeros(1 << 20)}, zipfile.ZIP_DEFLATED)
+    ),
+    "are a sparse file": sparse,
+    "are sparse tensors": written("policy.pt", saved_as({"w": torch.ones(2).to_sparse()})),
+    "are on no device": written("policy.pt", saved_as({"w": torch.ones(2, device="meta")})),
+    "repeat memory": written("policy.pt", saved_as({"w": torch.ones(1).expand(1 << 40)})),
+}
+READING = (
+    "load_policy",
+    "load_policy epoch",
+    "rollout",
+    "run_rollout",
+    "train base_run",
+    "base_run",
+)
+"""Commands that read saved weights."""
+HTML = "<img src=x onerror=y>"
+CONTROL = f"{HTML}\x1b]0;x\x07|`[a](javascript:b)"
+
 RAY = {"_target_": "maze_train.RayRunnerConfig", "concurrency": 2}
 REACHING = (
     ("runner", {**RAY, "address": "127.0.0.1:9"}),
@@ -190,6 +247,14 @@ ATTACKS = {
             rf"nothing was accessed:\n  {re.escape(key)}.* = ",
         )
         for key, value in REACHING
+    },
+    **{f"the weights {name}": Attack("run", plant, READING) for name, plant in WEIGHTS.items()},
+    **{
+        f"{key} is {value!r}": Attack(
+            "run", stored(key, {"_target_": value} if key == "model.policy" else value)
+        )
+        for key in ("env.id", "tracking.name", "algorithm.lr", "model.policy")
+        for value in (CONTROL, f"$(touch {MARKER}).Net", f"a;touch {MARKER}.Net", "\0", "x" * 300)
     },
     **{
         f"{key} leads to a link in {folder}": Attack(
@@ -244,7 +309,7 @@ def outcome(
     attack: Attack, name: str, trained: Path, capfd: pytest.CaptureFixture[str]
 ) -> str | None:
     """Return what went wrong when a command met an attack, or None."""
-    for folder in (*PLACES, "own", "other", "compared"):
+    for folder in (*PLACES, "own", "other", "compared", "new"):
         shutil.rmtree(folder, ignore_errors=True)
     for copy in ("run", "other", *(f"{attack.where}/{i}" for i in (0, 1) if attack.where != "run")):
         shutil.copytree(trained, copy)
@@ -267,6 +332,13 @@ def outcome(
         "called something": Path(MARKER).exists(),
         "printed a traceback": "Traceback" in printed,
         "printed what a terminal obeys": "\x1b" in printed or "\x07" in printed,
+        "suggests a command of a file": re.search(r"trust=\[[^\]]*[;$]", printed) is not None,
+        "wrote HTML or control characters": any(
+            re.search(r"\x1b|(?<!\\)(<img|\]\(java)" if path.suffix == ".md" else "\x1b", text)
+            for path in Path("compared").glob("*.*")
+            if path.suffix in (".md", ".csv")
+            for text in [path.read_text()]
+        ),
         "is not refused": name in attack.refused
         and not (refusal and re.search(attack.says, printed)),
         "printed several messages": name in attack.refused and printed.count("error: ") > 1,

@@ -144,6 +144,59 @@ def test_code_of_the_user_elsewhere(
     assert repositories()[str(tmp_path / "code")]["commit"]
 
 
+PROGRAM = "touch ../marker"
+CONFIGURED = {
+    "a clean filter": {"filter.f.clean": PROGRAM},
+    "a filter process": {"filter.f.process": PROGRAM, "filter.f.required": "true"},
+    "a filter with an equals sign": {"filter.f=g.clean": PROGRAM},
+    "a file system monitor": {"core.fsmonitor": PROGRAM},
+    "an external diff": {"diff.external": PROGRAM, "diff.f.command": PROGRAM},
+    "a text converter": {"diff.f.textconv": PROGRAM},
+    "a diff of submodules": {"diff.submodule": "diff"},
+}
+
+
+@pytest.mark.parametrize("name", CONFIGURED)
+def test_no_program_of_a_repository_is_run(name: str, repository: str) -> None:
+    """Git runs no programs that the configuration of the working directory names."""
+    (filters,) = {key.split(".")[1] for key in CONFIGURED[name] if key[:6] == "filter"} or {"f"}
+    Path(".gitattributes").write_text(f"* filter={filters} diff=f\n")
+    git("init", "-q", "inner")
+    git("-C", "inner", "commit", "-q", "--allow-empty", "-m", "begin")
+    git("add", "inner")
+    git("commit", "-q", "-m", "submodule")
+    Path("inner/.gitattributes").write_text("* filter=f\n")
+    Path("inner/new").touch()
+    git("-C", "inner", "config", "filter.f.clean", PROGRAM)
+    git("-C", "inner", "config", "core.fsmonitor", PROGRAM)
+    for key, value in CONFIGURED[name].items():
+        git("config", key, value)
+    os.utime("agent.py")
+    short_run()
+    assert not Path("../marker").exists()
+    diff = repositories()[os.getcwd()]["diff"]
+    assert "=" in filters or "+speed = 2" in diff
+
+
+def test_missing_objects_are_not_fetched(repository: str) -> None:
+    """The remote of a partial clone is not contacted."""
+    git("commit", "-q", "-am", "changed")
+    blob = git("rev-parse", "HEAD:agent.py")
+    Path(".git/objects", blob[:2], blob[2:]).unlink()
+    Path("agent.py").write_text("speed = 3\n")
+    for key, value in {
+        "core.repositoryFormatVersion": "1",
+        "extensions.partialClone": "origin",
+        "remote.origin.promisor": "true",
+        "remote.origin.url": f"ext::{PROGRAM}",
+        "protocol.ext.allow": "always",
+    }.items():
+        git("config", key, value)
+    short_run()
+    assert not Path("../marker").exists()
+    assert repositories()[os.getcwd()]["diff"] is None
+
+
 def test_a_long_diff_is_truncated(repository: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The truncated diff ends with a note of the original length."""
     monkeypatch.setattr(provenance, "MAX_DIFF_CHARS", 40)

@@ -8,11 +8,13 @@ import os
 import re
 import shutil
 import socket
+import sqlite3
 import struct
 import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +37,7 @@ from maze_train import (
 from maze_train.core.folders import check_enclosed
 from maze_train.spaces.describe import FlatView, flatten_value, is_mask_key
 from maze_train.tracking.mlflow_model import MODEL, save_model
-from maze_train.tracking.services import check_answers, mlflow_name
+from maze_train.tracking.services import check_answers, mlflow_name, service_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,12 +158,16 @@ def test_two_wandb_runs_in_a_process_are_separate(tmp_path: Path) -> None:
 
 def continued(writer: MetricsWriter, run_dir: Path | None) -> None:
     """Train two epochs, resume from the checkpoint of the first, and train until the third."""
-    start = RunInfo(run_dir=run_dir, title="PPO on X", config=CONFIG)
-    with Tracker([writer], start) as tracker:
+    with Tracker([writer], RunInfo(run_dir=run_dir, title="PPO on X", config=CONFIG)) as tracker:
         tracker.write(ROW)
         tracker.write(MORE)
-    resumed = replace(start, past_rows=(ROW,), resumed_at_step=300, config={**CONFIG, "k1": 3})
-    with Tracker([writer], resumed) as tracker:
+    resume(writer, run_dir)
+
+
+def resume(writer: MetricsWriter, run_dir: Path | None) -> None:
+    """Resume from the checkpoint of the first epoch, and train until the third."""
+    run = RunInfo(run_dir=run_dir, title="PPO on X", config={**CONFIG, "k1": 3})
+    with Tracker([writer], replace(run, past_rows=(ROW,), resumed_at_step=300)) as tracker:
         tracker.write(MORE)
         tracker.write({**MORE, "epoch": 3, "env_steps": 900})
         tracker.finish({"stop_reason": "total_steps"})
@@ -436,6 +442,56 @@ def test_mlflow_ignores_artifact_locations_elsewhere(run_dir: Path, tmp_path_fac
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
     _, (run,) = runs_of_mlflow(f"sqlite:///{moved / 'mlflow.db'}", "maze_train-2")
     assert (moved / "mlartifacts" / run.info.run_id / "artifacts/best/policy.pt").is_file()
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("UPDATE runs SET artifact_uri = '{place}'", ""),
+        ("UPDATE runs SET artifact_uri = artifact_uri || '/../../../../other'", ""),
+        ("UPDATE runs SET artifact_uri = 'https://example.org/x'", ""),
+        (
+            "CREATE TRIGGER t AFTER INSERT ON metrics BEGIN "
+            "UPDATE runs SET artifact_uri = '{place}'; END",
+            "has triggers, which MLflow never creates: t",
+        ),
+    ],
+)
+def test_an_untrusted_database_does_not_choose_the_place_of_artifacts(
+    tmp_path: Path, statement: str, message: str
+) -> None:
+    """A resumed run starts a new MLflow run if the artifacts are not in its directory."""
+    pytest.importorskip("mlflow")
+    run, other = tmp_path / "run", tmp_path / "other"
+    (run / "best").mkdir(parents=True)
+    (run / "best/policy.pt").write_bytes(b"policy")
+    other.mkdir()
+    continued(MLflowWriter(), run)
+    with closing(sqlite3.connect(run / "mlflow.db")) as database, database:
+        database.execute(statement.format(place=other.as_uri()))
+    if message:
+        with pytest.raises(ConfigError, match=message):
+            resume(MLflowWriter(), run)
+    else:
+        resume(MLflowWriter(), run)
+        assert len(runs_of_mlflow(f"sqlite:///{run / 'mlflow.db'}")[1]) == 2
+    assert list(other.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"SQLite format 3\0" + bytes(99), b"x" * 999])
+def test_a_damaged_database_of_mlflow_is_named(tmp_path: Path, content: bytes) -> None:
+    """The error names the file in the run directory."""
+    pytest.importorskip("mlflow")
+    (tmp_path / "mlflow.db").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"mlflow\.db is damaged"):
+        resume(MLflowWriter(), tmp_path)
+
+
+@pytest.mark.parametrize("run_id", ["a\nb", "../a", "a/b", "", "x" * 1000, "\0", 3.5, ["a"], None])
+def test_invalid_ids_of_services_are_ignored(tmp_path: Path, run_id: object) -> None:
+    """The next start creates a new run in the service."""
+    (tmp_path / "services.json").write_text(json.dumps({"wandb:/maze_train": run_id}))
+    assert service_ids(tmp_path) == {}
 
 
 OPENED = """

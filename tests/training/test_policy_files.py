@@ -336,6 +336,35 @@ def test_score_and_weights_read_together_match(tmp_path, monkeypatch):
         read_weights(tmp_path)
 
 
+ONE = torch.ones(2)
+WEIGHTS = {
+    "sparse": lambda: {"w": ONE.to_sparse()},
+    "meta": lambda: {"w": ONE.to("meta")},
+    "quantized": lambda: {"w": torch.quantize_per_tensor(ONE, 1.0, 0, torch.quint8)},
+    "nested": lambda: {"w": torch.nested.nested_tensor([ONE, torch.ones(1)])},
+    "repeated memory": lambda: {"w": ONE[:1].expand(1 << 40)},
+    "a number": lambda: {"w": 1.0},
+    "a list": lambda: [ONE],
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_other_than_dense_tensors_are_damaged(tmp_path, name):
+    """Untrusted weights do not reach the model, and do not allocate memory."""
+    torch.save(WEIGHTS[name](), tmp_path / "policy.pt")
+    with pytest.raises(RunDirectoryError, match=r"policy\.pt is damaged: expected a mapping"):
+        read_weights(tmp_path)
+
+
+def test_sparse_files_are_not_read(tmp_path):
+    """A small file on disk cannot allocate gigabytes."""
+    with open(tmp_path / "policy.pt", "wb") as file:
+        file.truncate(1 << 31)
+    with pytest.raises(RunDirectoryError, match=r"policy\.pt is .*sparse file"):
+        read_weights(tmp_path)
+
+
 GOOD = {"type": "Discrete", "n": 2, "start": 0, "dtype": "int64"}
 
 

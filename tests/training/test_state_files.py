@@ -4,6 +4,8 @@ import io
 import math
 import pickle
 import struct
+import sys
+import tracemalloc
 import zipfile
 from collections import OrderedDict
 from contextlib import suppress
@@ -299,6 +301,41 @@ def compressed(data):
     return file.getvalue()
 
 
+def archived(content, record=b"0123"):
+    """Return an archive with a pickle and one storage, as `torch.save` writes it."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", content)
+        archive.writestr("archive/byteorder", sys.byteorder)
+        archive.writestr("archive/data/0", record)
+    return file.getvalue()
+
+
+def tensor_of(num_entries, size=(1,), stride=(1,)):
+    """Return a state with one float tensor of a storage of four bytes."""
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value):
+            if value is storage:
+                return ("storage", torch.FloatStorage, "0", "cpu", num_entries)
+            return None
+
+        def reducer_override(self, value):
+            return (
+                (rebuild, (storage, 0, size, stride, False, {})) if value is ONE else NotImplemented
+            )
+
+    storage, file, rebuild = object(), io.BytesIO(), torch._utils._rebuild_tensor_v2
+    Pickler(file, 2).dump({"format": 2, "state": {"a": ONE}})
+    return archived(file.getvalue())
+
+
+def nested_tuple(levels):
+    """Return a pickle of a dict whose key is a tuple that contains itself twice at each level."""
+    pairs = b"".join(b"q%ch%c\x86" % (i, i) for i in range(levels))
+    return archived(b"\x80\x02}K\x01" + pairs + b"K\x01s.")
+
+
 CYCLE = []
 CYCLE.append(CYCLE)
 ONE = torch.ones(1)
@@ -323,6 +360,14 @@ CRAFTED = {
     "huge": of(ONE.expand(2**40)),
     "parameter": of(torch.nn.Parameter(ONE)),
     "sparse": of(ONE.to_sparse()),
+    "meta": of(ONE.to("meta")),
+    "conjugate": of(torch.ones(2, dtype=torch.complex64).conj()),
+    "more memory than stored": archived(b"\x80\x02cbuiltins\nbytearray\nJ\x00\x00\x00\x7f\x85R."),
+    "more memory in a protocol": archived(b"\x80\x05\x96" + (3 << 30).to_bytes(8, "little") + b"."),
+    "tensor beyond its storage": tensor_of(1000, (1000,)),
+    "tensor that repeats its storage": tensor_of(1, (1 << 40,), (0,)),
+    "key of nested tuples": nested_tuple(200),
+    "item of a number": archived(b"\x80\x02K\x01K\x01a."),
     "bool of 2": of(torch.full((2,), 2, dtype=torch.uint8).view(torch.bool)),
     "array of objects": of(array(dtype="|O8")),
     "array of huge text": of(array(dtype="<U99999999")),
@@ -342,9 +387,14 @@ CRAFTED = {
 
 @pytest.mark.parametrize("name", CRAFTED)
 def test_crafted_state_files_raise(name):
-    """Crafted files raise only the error that names the file."""
-    with pytest.raises(RunDirectoryError, match=r"there\.file is damaged") as told:
-        loads(CRAFTED[name], Path("there.file"))
+    """Crafted files raise only the error that names the file, and allocate little memory."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(RunDirectoryError, match=r"there\.file is damaged") as told:
+            loads(CRAFTED[name], Path("there.file"))
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
     assert "weights_only" not in str(told.value)
 
 
