@@ -164,13 +164,13 @@ from maze_train.envs.atari import EpisodicLifeWrapper as EpisodicLifeWrapper
 from maze_train.envs.autoreset import SequentialVectorEnv as SequentialVectorEnv
 from maze_train.envs.config import EnvConfig as EnvConfig
 from maze_train.envs.factory import EnvFactory as EnvFactory
-from maze_train.envs.monitoring import MonitoringWrapper as MonitoringWrapper
 from maze_train.envs.pooled import PooledVectorEnv as PooledVectorEnv
 from maze_train.envs.subprocesses import SubprocVectorEnv as SubprocVectorEnv
 from maze_train.envs.third_party import ThirdPartyVectorEnv as ThirdPartyVectorEnv
 from maze_train.envs.vector import MazeVectorEnv as MazeVectorEnv
 from maze_train.envs.wrappers import ActionMaskWrapper as ActionMaskWrapper
 from maze_train.envs.wrappers import DiscretizeActionsWrapper as DiscretizeActionsWrapper
+from maze_train.envs.wrappers import MonitoringWrapper as MonitoringWrapper
 from maze_train.envs.wrappers import ObservationStackWrapper as ObservationStackWrapper
 from maze_train.envs.wrappers import RandomResetWrapper as RandomResetWrapper
 from maze_train.envs.wrappers import RewardScalingWrapper as RewardScalingWrapper

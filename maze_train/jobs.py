@@ -159,7 +159,7 @@ class Job(Task):
         if isinstance(env, Mapping) and values.get("resume") in (None, AUTO):
             name, backend = env.get("id"), env.get("backend", "gymnasium")
             if name is not None and backend in ("gymnasium", "native"):
-                from maze_train.envs.registered import check_registered
+                from maze_train.envs.factory import check_registered
 
                 folders = map(Path, config_folders(self.argv))
                 own = [option for folder in folders for option in options_below(folder, "env")]

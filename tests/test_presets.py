@@ -9,7 +9,7 @@ import pytest
 from command_lines import maze_run
 
 from maze_train.cli import main
-from maze_train.envs.registered import OTHERS
+from maze_train.envs.building import OTHERS
 
 if TYPE_CHECKING:
     from command_lines import CommandLine

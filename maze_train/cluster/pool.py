@@ -23,7 +23,7 @@ from maze_train.workers.pool import (
     WorkerPool,
     WorkerSpecs,
 )
-from maze_train.workers.process import pack
+from maze_train.workers.process_pool import pack
 from maze_train.workers.remote import BUILDING, CLOSE_GRACE_S, RemotePool, RemoteWorker
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 from maze_train.core.notices import warn
 from maze_train.core.targets import import_extra
 from maze_train.workers.pool import Memory, PrivateMemory, Worker
-from maze_train.workers.process import (
+from maze_train.workers.process_pool import (
     BEATS,
     CALLING,
     CANCELLED,

@@ -26,8 +26,8 @@ from maze_train.core.types import Array, ArrayTree, as_tree
 from maze_train.data.trajectories import Trajectory
 from maze_train.envs.atari import game_under
 from maze_train.envs.faults import EpisodeError
-from maze_train.envs.monitoring import metadata_of
 from maze_train.envs.slice import EnvSlice
+from maze_train.envs.wrappers import metadata_of
 
 
 class EpisodeRecording:

@@ -87,10 +87,10 @@ def with_names(node: object, replaced: Callable[[str, str, str], object], key: s
         return name and replaced(key, name, "")
     if isinstance(node, str) and ENV_ID.match(key):
         # Imported lazily, because gymnasium is slow to import.
-        from maze_train.envs import registered
+        from maze_train.envs.building import module_of_argument, module_of_id
 
         is_id = key == "env.id"
         name = node.removeprefix(REGISTRY) if is_id else node
-        module = (registered.module_of_id if is_id else registered.module_of_argument)(name)
+        module = (module_of_id if is_id else module_of_argument)(name)
         return replaced(key, node, module) if module else node
     return node

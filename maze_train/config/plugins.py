@@ -81,7 +81,7 @@ def completions(line: str, folders: Sequence[str]) -> list[str] | None:
         if group == "env":
             import gymnasium
 
-            from maze_train.envs.registered import register_installed
+            from maze_train.envs.building import register_installed
 
             register_installed()
             names = sorted({*names, *gymnasium.registry} - {"id"})

@@ -20,8 +20,7 @@ from maze_train.core.errors import ConfigError, ShapeError, TrainingError
 from maze_train.core.step_end import end_codes
 from maze_train.core.types import Array, Tensor, TensorTree, as_tree, leaves_by_key, send, tree_map
 from maze_train.data.relabelling import Hindsight
-from maze_train.data.replay_columns import STORAGES, ReplayLayout, Storage
-from maze_train.data.replay_memory import ReplayMemory
+from maze_train.data.replay_memory import STORAGES, ReplayLayout, ReplayMemory, Storage
 from maze_train.data.replay_sampling import (
     NStepWalker,
     PrioritizedSampler,

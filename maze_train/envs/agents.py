@@ -23,9 +23,9 @@ from maze_train.core.errors import EnvError, SpaceError
 from maze_train.envs.batch import numbers_in
 from maze_train.envs.building import ConvertibleEnv
 from maze_train.envs.faults import NonFiniteError, check_finite
-from maze_train.envs.monitoring import gives_state, metadata_of
 from maze_train.envs.types import Space
 from maze_train.envs.vector import Array, masked_writer, row_writer, zeroed_columns
+from maze_train.envs.wrappers import gives_state, metadata_of
 from maze_train.spaces.agents import AGENT_RETURNS, REWARDS, TEAMS, AgentSpaces, partition
 from maze_train.spaces.describe import FlatView, is_mask_key
 from maze_train.spaces.masks import mask_layout

@@ -1,4 +1,4 @@
-"""Atari games: preprocessing, and wrappers for training.
+"""Atari games: preprocessing, wrappers for training, and episodes per life.
 
 Sources: Mnih et al., "Human-level control through deep reinforcement learning", Nature 518, 2015
 (Methods: frame skip 4, maximum of two frames, 84x84 luminance, stack 4, no-ops, life loss, sign
@@ -9,9 +9,9 @@ actions, limit of 108 000 frames, evaluation on whole games).
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -23,13 +23,15 @@ from gymnasium.wrappers import ClipReward, OrderEnforcing, PassiveEnvChecker
 
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, EnvError
+from maze_train.core.step_end import RUNNING, TERMINATED, EpisodeEnd, StepBatch, is_transition
 from maze_train.core.targets import import_extra
-from maze_train.envs.building import closed_on_error
+from maze_train.envs.building import closed_on_error, register_atari
 from maze_train.envs.config import EnvConfig
-from maze_train.envs.monitoring import ContinuingWrapper, layers_of
-from maze_train.envs.registered import register_atari
 from maze_train.envs.types import Env, Reset, Step, Wrapper
-from maze_train.envs.wrappers import ObservationStackWrapper
+from maze_train.envs.wrappers import ContinuingWrapper, ObservationStackWrapper, layers_of
+
+if TYPE_CHECKING:
+    from maze_train.core.types import Array
 
 PURPOSE = "the preprocessing of Atari games"
 
@@ -378,3 +380,55 @@ class AtariGames:
         """Add the wrappers that change episodes and rewards in training."""
         # The rewards of games are integers, so that clipping leaves their signs.
         return ClipReward(EpisodicLifeWrapper(env), -1.0, 1.0)
+
+
+class AtariLives:
+    """Terminates an episode when a life is lost (Mnih et al. 2015, Methods).
+
+    The next episode continues the game from the last frame. `EpisodeEnd.counted` contains raw
+    returns and lengths of whole games.
+
+    Args:
+        name: Name of the environments in messages.
+        num_envs: Number of environments.
+    """
+
+    def __init__(self, name: str, num_envs: int) -> None:
+        self._name = name
+        self._returns, self._lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
+        self._lives = np.zeros(num_envs, np.int64)
+
+    def begin(self, infos: Mapping[str, Any]) -> None:
+        """Begin new games."""
+        self._returns[:] = self._lengths[:] = 0
+        self._lives = self._read(infos)
+
+    def apply(self, batch: StepBatch[Array], infos: Mapping[str, Any]) -> None:
+        """Replace rewards by their signs and add the episode ends of lost lives, in place."""
+        before, self._lives = self._lives, self._read(infos)
+        self._returns += batch.rewards
+        self._lengths += is_transition(batch.end)
+        for end in batch.ends:
+            i = end.env
+            end.counted = float(self._returns[i]), int(self._lengths[i])
+            self._returns[i] = self._lengths[i] = 0
+        batch.rewards = np.sign(batch.rewards)
+        # Some games continue for a few frames after the last life is lost.
+        lost = (self._lives < before) & (self._lives > 0) & (batch.end == RUNNING)
+        if not lost.any():
+            return
+        batch.end[lost] = TERMINATED
+        ends = [*batch.ends, *(EpisodeEnd(i, {}) for i in np.flatnonzero(lost).tolist())]
+        batch.ends = sorted(ends, key=lambda end: end.env)
+        obs: Any = batch.obs
+        final: Any = batch.final_obs
+        rows = lost.reshape(-1, *[1] * (obs.ndim - 1))
+        batch.final_obs = obs if final is None else np.where(rows, obs, final)
+
+    def _read(self, infos: Mapping[str, Any]) -> Array:
+        if "lives" not in infos:
+            raise EnvError(
+                f"{self._name} does not report infos['lives'], which Atari training requires: got "
+                f"{sorted(infos)}"
+            )
+        return np.array(infos["lives"])

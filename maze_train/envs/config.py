@@ -93,11 +93,6 @@ class EnvConfig(Settings):
         check_wrappers("training_wrappers", self.training_wrappers)
 
     @property
-    def maker(self) -> str | None:
-        """Dotted path of this backend's factory of single environments; None for Gymnasium."""
-        return "maze_train.envs.simulated.make_simulator_env" if self.backend == "tensor" else None
-
-    @property
     def has_single_form(self) -> bool:
         """Whether single environments with one seed per episode are available."""
         return self.backend in ("gymnasium", "tensor")

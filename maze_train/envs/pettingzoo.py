@@ -17,9 +17,8 @@ from typing import Any
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError, nearest
 from maze_train.core.targets import import_extra
 from maze_train.envs.agents import MultiAgentEnv, Turn, check_mapping, shortened
-from maze_train.envs.monitoring import mask_size, metadata_of
 from maze_train.envs.types import Space
-from maze_train.envs.wrappers import MaskOfInfo
+from maze_train.envs.wrappers import MaskOfInfo, mask_size, metadata_of
 from maze_train.spaces.agents import TEAMS
 from maze_train.spaces.describe import MASK_KEY
 from maze_train.spaces.masks import mask_layout

@@ -28,12 +28,12 @@ from maze_train.envs.facade import (
 )
 from maze_train.envs.faults import ON_NON_FINITE
 from maze_train.envs.journal import MAX_NBYTES, Difference, Journal
-from maze_train.envs.monitoring import note_on_ignored_mask
 from maze_train.envs.repair import WorkerRepair
 from maze_train.envs.restoring import TrainingSlice
 from maze_train.envs.slice import SliceSettings
 from maze_train.envs.types import Env
 from maze_train.envs.vector import Array, ArrayTree, MazeVectorEnv, StepBuffers
+from maze_train.envs.wrappers import note_on_ignored_mask
 from maze_train.spaces.describe import MASK_KEY, FlatView
 from maze_train.workers.backends import Pickled, ThisProcess, WorkerBackend
 from maze_train.workers.pool import (

@@ -14,8 +14,8 @@ from maze_train.envs.batch import StepReport
 from maze_train.envs.calls import EnvCall
 from maze_train.envs.faults import explained
 from maze_train.envs.journal import NOT_KEPT, Difference, EpisodeRecord
-from maze_train.envs.monitoring import load_own_state, own_state
 from maze_train.envs.slice import EnvSlice
+from maze_train.envs.wrappers import load_own_state, own_state
 from maze_train.spaces.describe import MASK_KEY
 from maze_train.workers.pool import CallCancelledError
 

@@ -15,15 +15,6 @@ from maze_train.envs import faults
 from maze_train.envs.batch import StepReport, episode_end, required_keys
 from maze_train.envs.building import build_envs, close_all, closed_on_error
 from maze_train.envs.calls import EnvCall, new_calls
-from maze_train.envs.monitoring import (
-    continue_game,
-    continuing_layers,
-    described_metadata,
-    load_own_state,
-    monitor_of,
-    offers_own_state,
-    own_state,
-)
 from maze_train.envs.types import Env, Reset
 from maze_train.envs.vector import (
     Array,
@@ -32,6 +23,15 @@ from maze_train.envs.vector import (
     masked_writer,
     note_on_lists,
     row_writer,
+)
+from maze_train.envs.wrappers import (
+    continue_game,
+    continuing_layers,
+    described_metadata,
+    load_own_state,
+    monitor_of,
+    offers_own_state,
+    own_state,
 )
 from maze_train.spaces.agents import agent_spaces, agents_of
 from maze_train.spaces.describe import FlatView

@@ -37,21 +37,21 @@ from maze_train.core.step_end import (
 )
 from maze_train.core.targets import InlineObject, import_extra, maker_of
 from maze_train.envs import faults
+from maze_train.envs.atari import AtariLives
 from maze_train.envs.batch import episode_end, required_keys
-from maze_train.envs.building import close_all, closed_on_error
-from maze_train.envs.calls import CallableSingleEnvs, EnvCall, calls_from, calls_to_state
-from maze_train.envs.config import EnvConfig
-from maze_train.envs.facade import info_of, infos_by_key
-from maze_train.envs.lives import AtariLives
-from maze_train.envs.monitoring import metadata_of
-from maze_train.envs.registered import (
+from maze_train.envs.building import (
     build_failure,
+    close_all,
+    closed_on_error,
     import_env_module,
     missing_dependency,
     register_atari,
     registered_failure,
 )
-from maze_train.envs.simulated import simulator_of
+from maze_train.envs.calls import CallableSingleEnvs, EnvCall, calls_from, calls_to_state
+from maze_train.envs.config import EnvConfig
+from maze_train.envs.facade import info_of, infos_by_key
+from maze_train.envs.factory import simulator_of
 from maze_train.envs.types import Mask, Reset, Space
 from maze_train.envs.vector import (
     FILL_MASKS,
@@ -62,6 +62,7 @@ from maze_train.envs.vector import (
     converted,
     zeroed_columns,
 )
+from maze_train.envs.wrappers import metadata_of
 from maze_train.spaces.autoreset import AutoresetMode
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import mask_layout

@@ -375,7 +375,7 @@ class MazeVectorEnv(CallableEnvs):
             observation_space: Observation space of the environment, before flattening.
             action_space: Action space of the environment.
             num_envs: Number of environments.
-            metadata: Metadata, see `maze_train.envs.monitoring.described_metadata`.
+            metadata: Metadata, see `maze_train.envs.wrappers.described_metadata`.
         """
         self.num_envs = num_envs
         self.autoreset_mode = AutoresetMode.SAME_STEP

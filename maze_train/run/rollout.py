@@ -30,7 +30,7 @@ from maze_train.data.trajectory_files import TrajectoryWriter
 from maze_train.envs.building import close_all, close_quietly
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name, guard_note
-from maze_train.envs.monitoring import metadata_of
+from maze_train.envs.wrappers import metadata_of
 from maze_train.learner.modules import torch_threads
 from maze_train.run.policies import RolloutPolicy, chosen_policy, with_policies
 from maze_train.run.rollout_report import (

@@ -26,7 +26,7 @@ from gymnasium.wrappers import TransformReward
 from reference_population import slow_draw, slow_members
 
 from maze_train.algorithms.es.population import MemberSettings
-from maze_train.envs.monitoring import MonitoringWrapper
+from maze_train.envs.wrappers import MonitoringWrapper
 
 NOISY = MemberSettings(seed=5, deterministic=True, action_noise_stddev=0.7)
 BOTH = MemberSettings(seed=5, deterministic=False, action_noise_stddev=0.2)

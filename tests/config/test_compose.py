@@ -14,7 +14,7 @@ from command_lines import maze_run
 from maze_train import ConfigError, EnvConfig, load_config
 from maze_train.config.options import list_options
 from maze_train.core.conversion import config_to_dict
-from maze_train.envs.registered import OTHERS
+from maze_train.envs.building import OTHERS
 
 if TYPE_CHECKING:
     from command_lines import CommandLine

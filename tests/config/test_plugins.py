@@ -15,7 +15,7 @@ from hydra.core.config_store import ConfigStore
 
 from maze_train import ConfigError, EnvFactory, MissingExtraError
 from maze_train.config.plugins import extended_hydra
-from maze_train.envs.registered import check_registered
+from maze_train.envs.factory import check_registered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,8 +19,8 @@ from maze_train.config.stored import PARTS, parsed_settings, read_settings
 from maze_train.config.writing import check_text, config_text, write_config
 from maze_train.core.conversion import config_to_dict
 from maze_train.core.targets import InlineObject, build_targets
+from maze_train.envs.building import module_of_argument, module_of_id
 from maze_train.envs.factory import EnvFactory
-from maze_train.envs.registered import module_of_argument, module_of_id
 from maze_train.envs.third_party import build_native
 from maze_train.run.resuming import resume_hint, resumed_config
 from maze_train.training.callbacks import Callback

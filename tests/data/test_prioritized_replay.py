@@ -19,7 +19,7 @@ from reference_replay import (
 
 from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.data.replay import PrioritizedReplayBuffer
-from maze_train.data.replay_columns import ReplayLayout
+from maze_train.data.replay_memory import ReplayLayout
 from maze_train.data.replay_sampling import SumTree
 
 ALPHA, BETA = 0.7, 0.4

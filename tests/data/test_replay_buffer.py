@@ -30,7 +30,7 @@ from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError, T
 from maze_train.core.state_files import dumps, loads
 from maze_train.core.types import leaves_by_key, tree_map
 from maze_train.data.replay import UniformReplayBuffer
-from maze_train.data.replay_columns import ReplayLayout
+from maze_train.data.replay_memory import ReplayLayout
 
 STACKS = st.fixed_dictionaries(
     {

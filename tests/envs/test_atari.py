@@ -16,8 +16,8 @@ from maze_train.collect.episode_pool import RolloutGenerator
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.envs.atari import AtariPreprocessing, EpisodicLifeWrapper
 from maze_train.envs.factory import BoundedEnvFactory
-from maze_train.envs.monitoring import MonitoringWrapper, monitor_of
 from maze_train.envs.pooled import PooledVectorEnv
+from maze_train.envs.wrappers import MonitoringWrapper, monitor_of
 
 pytest.importorskip("ale_py")
 cv2 = pytest.importorskip("cv2")

@@ -20,8 +20,8 @@ from maze_train.core.errors import (
     user_cause,
 )
 from maze_train.core.targets import InlineObject
+from maze_train.envs.factory import check_registered
 from maze_train.envs.pooled import PooledVectorEnv
-from maze_train.envs.registered import check_registered
 from maze_train.envs.slice import EnvSlice
 from maze_train.envs.third_party import make_third_party_env
 

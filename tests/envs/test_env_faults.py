@@ -18,9 +18,8 @@ from maze_train.core.errors import EnvError
 from maze_train.core.targets import InlineObject
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
-from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.envs.slice import EnvSlice
-from maze_train.envs.wrappers import RewardScalingWrapper
+from maze_train.envs.wrappers import MonitoringWrapper, RewardScalingWrapper
 
 SCALED = partial(RewardScalingWrapper, scale=1.0)
 

@@ -17,10 +17,14 @@ from maze_train import train
 from maze_train.collect.recording import frames_per_second
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.envs.agents import JointEnv
-from maze_train.envs.monitoring import AllLegalWrapper, MonitoringWrapper
 from maze_train.envs.slice import EnvSlice
 from maze_train.envs.third_party import GymVectorEnv, autoreset_mode
-from maze_train.envs.wrappers import ActionMaskWrapper, ObservationStackWrapper
+from maze_train.envs.wrappers import (
+    ActionMaskWrapper,
+    AllLegalWrapper,
+    MonitoringWrapper,
+    ObservationStackWrapper,
+)
 
 pytestmark = FORKS
 

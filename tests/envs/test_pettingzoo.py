@@ -13,8 +13,8 @@ from toy_envs import assert_equal_steps, here
 
 from maze_train import EnvConfig, EnvFactory, JointEnv
 from maze_train.core.errors import ConfigError, EnvError
+from maze_train.envs.factory import check_registered
 from maze_train.envs.pettingzoo import CyclingAgents, ParallelAgents, PettingZoo, installed
-from maze_train.envs.registered import check_registered
 
 pettingzoo = pytest.importorskip("pettingzoo")
 

@@ -17,9 +17,8 @@ from maze_train.core.step_end import EpisodeEnd, StepEnd
 from maze_train.envs.atari import EpisodicLifeWrapper
 from maze_train.envs.batch import StepReport
 from maze_train.envs.faults import EpisodeError
-from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.envs.slice import EnvSlice
-from maze_train.envs.wrappers import RewardScalingWrapper
+from maze_train.envs.wrappers import MonitoringWrapper, RewardScalingWrapper
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,9 +23,9 @@ from maze_train import (
 )
 from maze_train.core.errors import EnvError
 from maze_train.envs.factory import BoundedEnvFactory
-from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.envs.wrappers import (
     DiscretizeActionsWrapper,
+    MonitoringWrapper,
     ObservationStackWrapper,
     RandomResetWrapper,
     RewardScalingWrapper,

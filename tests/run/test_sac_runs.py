@@ -16,7 +16,7 @@ from recorded import record
 from short_runs import FORK, QUIET, everything, rows, settings, short_run
 
 import maze_train.algorithms.off_policy.trainer as off_policy
-import maze_train.data.replay_columns as replay_columns
+import maze_train.data.replay_memory as replay_columns
 from maze_train import Statistics, TrainerServices, load_config, train
 from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.data.datasets import open_dataset

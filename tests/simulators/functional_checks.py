@@ -10,7 +10,7 @@ from tensor_sims import Point
 
 from maze_train import EnvError
 from maze_train.core.step_end import StepEnd
-from maze_train.envs.simulated import SimulatorEnv
+from maze_train.envs.factory import SimulatorEnv
 from maze_train.simulators.make import make_simulator
 
 

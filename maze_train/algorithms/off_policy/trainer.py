@@ -25,7 +25,7 @@ from maze_train.core.notices import notify
 from maze_train.core.targets import TARGET, build_target, locate, member_of
 from maze_train.core.types import Tensor, TensorTree, tree_map
 from maze_train.data.replay import BaseReplayBuffer, Transitions
-from maze_train.data.replay_columns import ReplayLayout
+from maze_train.data.replay_memory import ReplayLayout
 from maze_train.data.rollout import Rollout
 from maze_train.distributions.base import Distribution
 from maze_train.envs.building import close_quietly
