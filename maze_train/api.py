@@ -9,6 +9,7 @@ from typing import Any
 from gymnasium import Env
 
 from maze_train.collect.episode_pool import RolloutGenerator
+from maze_train.collect.episodes import note_on_success
 from maze_train.collect.recording import PlaySettings
 from maze_train.config.compose import load_config, load_settings
 from maze_train.config.rollout_config import load_rollout_config
@@ -16,6 +17,7 @@ from maze_train.config.stored import PARTS_OF_ENV, read_settings
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.checks import check_at_least
 from maze_train.core.hub import local_directory
+from maze_train.core.notices import notify
 from maze_train.core.targets import TARGET, InlineObject
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
@@ -192,4 +194,7 @@ def evaluate(
         max_episode_steps=max_episode_steps,
         settings=PlaySettings(),
     ) as player:
-        return summarise(player.play(range(seed, seed + n_episodes)))
+        episodes = list(player.play(range(seed, seed + n_episodes)))
+    if note := note_on_success([episode.success for episode in episodes]):
+        notify(note)
+    return summarise(episodes)

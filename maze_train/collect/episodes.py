@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from maze_train.core.errors import TrainingError
 from maze_train.core.events import Event, EventInterface, Statistics
+from maze_train.core.notices import notify
 from maze_train.core.step_end import EpisodeEnd, has_ended, is_followed_by_new
 from maze_train.core.types import Array
 from maze_train.envs.batch import SUCCESS, numbers_of, required_keys
@@ -27,14 +29,70 @@ class TrainingEpisodeEvents(EventInterface, prefix="train"):
     episode_length_mean = Event("Mean number of steps.")
     episodes = Event("Number of finished episodes.", reduce="sum")
     success_rate = Event(
-        "Fraction of successful episodes among episodes with `is_success` in the final info; "
-        "per agent in multi-agent environments: `train/<agent>/success_rate`."
+        "Fraction of episodes with a true `is_success` in the final info, once an episode of the "
+        "run has reported it; per agent in multi-agent environments: `train/<agent>/success_rate`."
     )
     info = Event("Mean of a key of `tracking.info_keys` in final infos, as `train/info/<key>`.")
     lost_episodes = Event(
         "Number of episodes lost to worker failures or non-finite values.", reduce="sum"
     )
     worker_restarts = Event("Number of worker restarts.", reduce="sum")
+
+
+NO_SUCCESS = (
+    "note: some final infos contain no is_success, or NaN. These episodes count as failures, since "
+    "others report is_success"
+)
+
+
+def note_on_success(successes: Sequence[float]) -> str:
+    """Return a note if only some episodes report success, given one value (or NaN) per episode."""
+    missing = np.isnan(successes)
+    return NO_SUCCESS if missing.any() and not missing.all() else ""
+
+
+class ReportedInfos:
+    """One rule for missing values of final infos, in training and evaluations.
+
+    Once an episode of the run has reported `is_success`, an episode without it counts as a failure.
+    Missing values of other keys are left out. NaN is a missing value. Notes are printed once.
+
+    Attributes:
+        seen: Agents for which an episode reported `is_success`; "" for the whole environment.
+    """
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+        self._told: set[str] = set()
+
+    def successes(self, values: Sequence[float] | Array, agent: str = "") -> Array | None:
+        """Return successes as 1.0 or 0.0; None before the first reported one.
+
+        Args:
+            values: One value per episode; NaN if missing.
+            agent: Name of an agent; "" for the whole environment.
+        """
+        given = np.asarray(values, np.float64)
+        missing = np.isnan(given)
+        if not missing.all():
+            self.seen.add(agent)
+        if agent not in self.seen or not len(given):
+            return None
+        if missing.any():
+            self._tell("", NO_SUCCESS)
+        return np.where(missing, 0.0, given)
+
+    def finite(self, key: str, values: Sequence[float]) -> list[float]:
+        """Return the values of a key without NaN."""
+        kept = [value for value in values if value == value]
+        if len(kept) < len(values):
+            self._tell(key, f"note: NaN for {key} in final infos counts as missing")
+        return kept
+
+    def _tell(self, about: str, note: str) -> None:
+        if about not in self._told:
+            self._told.add(about)
+            notify(note)
 
 
 @dataclass
@@ -44,7 +102,7 @@ class FinishedEpisodes:
     Attributes:
         returns: Undiscounted sums of raw rewards.
         lengths: Numbers of steps.
-        successes: 1.0 or 0.0 for each episode with `is_success` in the final info.
+        successes: 1.0 or 0.0 for each episode; NaN without `is_success` in the final info.
         infos: Values of the requested keys of final infos, by key.
         agent_returns: Sums of rewards by agent, in multi-agent environments.
         agent_successes: Like `successes`, by agent, in multi-agent environments.
@@ -96,19 +154,23 @@ class FinishedEpisodes:
             agents: Names of the agents of a multi-agent environment.
         """
         numbers = numbers_of(end.info, required_keys(info_keys, agents), agents)
-        if SUCCESS in numbers:
-            self.successes.append(numbers[SUCCESS])
+        self.successes.append(numbers.get(SUCCESS, math.nan))
         add_lists(self.infos, {key: [numbers[key]] for key in info_keys if key in numbers})
         for agent in agents:
-            if (key := f"{agent}/{SUCCESS}") in numbers:
-                self.agent_successes.setdefault(agent, []).append(numbers[key])
+            success = numbers.get(f"{agent}/{SUCCESS}", math.nan)
+            self.agent_successes.setdefault(agent, []).append(success)
         add_lists(self.agent_returns, {agent: [x] for agent, x in end.agent_returns.items()})
         if end.counted is not None:
             self.returns.append(end.counted[0])
             self.lengths.append(end.counted[1])
 
-    def record(self, statistics: Statistics) -> None:
-        """Record the episodes as metrics."""
+    def record(self, statistics: Statistics, infos: ReportedInfos) -> None:
+        """Record the episodes as metrics.
+
+        Args:
+            statistics: Statistics of the epoch.
+            infos: Treats missing values.
+        """
         events = TrainingEpisodeEvents
         if self.lost:
             statistics.record(events.lost_episodes, float(self.lost))
@@ -123,14 +185,18 @@ class FinishedEpisodes:
                 statistics.record_many(event, self.returns)
             statistics.record_many(events.episode_length_mean, [float(n) for n in self.lengths])
             statistics.record(events.episodes, float(len(self.returns)))
-        if self.successes:
-            statistics.record_many(events.success_rate, self.successes)
+        successes = infos.successes(self.successes)
+        if successes is not None:
+            statistics.record_many(events.success_rate, successes.tolist())
         for key, values in self.infos.items():
-            statistics.record_many(events.info.of_part(key), values)
+            if kept := infos.finite(key, values):
+                statistics.record_many(events.info.of_part(key), kept)
         for agent, returns in self.agent_returns.items():
             statistics.record_many(events.episode_return_mean.of_owner(agent), returns)
-        for agent, successes in self.agent_successes.items():
-            statistics.record_many(events.success_rate.of_owner(agent), successes)
+        for agent, values in self.agent_successes.items():
+            successes = infos.successes(values, agent)
+            if successes is not None:
+                statistics.record_many(events.success_rate.of_owner(agent), successes.tolist())
 
 
 def add_lists(target: dict[str, list[float]], more: Mapping[str, Iterable[float]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -146,6 +147,8 @@ class SimulatorCollector(RolloutCollector):
             if rows := [(step, x) for step, x in values if x.ndim]:
                 steps, columns = zip(*rows, strict=True)
                 target += map(float, torch.stack(columns).to(cpu)[ended[list(steps)]].tolist())
+        if all(x.ndim for _, x in self._numbers.get(SUCCESS, ())):  # Not means over environments.
+            reports.successes += [math.nan] * (int(ended.sum()) - len(reports.successes))
         self._numbers.clear()
         assert self._storage is not None
         rewards = self._storage.precise_rewards.to(cpu).numpy()

@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 
 from maze_train.collect.episode_pool import EpisodePool
+from maze_train.collect.episodes import note_on_success
 from maze_train.collect.play import PlayedEpisode
 from maze_train.collect.recording import PlaySettings, ffmpeg_path
 from maze_train.config.rollout_config import RolloutConfig
@@ -189,6 +190,8 @@ class RolloutRunner:
                     count = f"{len(episodes):,} of {len(seeds):,} episodes"
                     notify(f"stopped after {count}; results: {output_dir}")
         progress.say(self._outcome(match.summary(episodes), output_dir))
+        if told := note_on_success([episode.success for episode in episodes]):
+            notify(told)
         lengths = [episode.length for episode in episodes]
         if self.config.max_episode_steps is None and (
             note := guard_note(lengths, "max_episode_steps")

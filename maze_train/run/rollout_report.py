@@ -54,7 +54,8 @@ class RolloutSummary:
     length_max: float
 
     success_rate: float
-    """Success rate over the episodes that report success or failure."""
+    """Fraction of episodes that report success. Episodes without `is_success` count as failures,
+    unless no episode reports it."""
 
     agents: dict[str, AgentSummary] = field(default_factory=dict)
     """Statistics of each agent in multi-agent environments."""
@@ -132,14 +133,14 @@ def summarise(
     """
     episodes = list(episodes)
     whole = [episode for episode in episodes if not episode.lost]
-    reported = [episode.success for episode in whole if not math.isnan(episode.success)]
+    successes = np.array([episode.success for episode in whole])
     return RolloutSummary(
         len(episodes),
         len(episodes) - len(whole),
         sum(episode.length for episode in episodes),
         *spread([episode.episode_return for episode in whole]),
         *spread([float(episode.length) for episode in whole]),
-        float(np.mean(reported)) if reported else math.nan,
+        math.nan if np.isnan(successes).all() else float(np.nan_to_num(successes).mean()),
         _summaries_of_agents(whole, owners, teams),
     )
 

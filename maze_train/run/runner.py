@@ -314,6 +314,7 @@ class TrainingRunner:
             callbacks=self.callbacks,
             env_calls=self.builder.context.env_calls,
             processes=self.processes,
+            infos=self.builder.context.infos,
         )
         trainer = self.builder.build_trainer(model, services)
         trainer.connect_callbacks()

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from maze_train.collect.collector import Collector, RolloutCollector
+from maze_train.collect.episodes import ReportedInfos
 from maze_train.core.errors import ConfigError, EnvError, TrainingError
 from maze_train.core.seeding import Seeds
 from maze_train.core.targets import locate
@@ -104,6 +105,7 @@ class BuildContext(Generic[Config]):
         env_calls: Environment method calls requested by callbacks.
         processes: Processes of the run.
         closing: Closes the objects registered here at the end of the run.
+        infos: Treats missing values of final infos.
         notify: Prints a line for the user.
     """
 
@@ -120,6 +122,7 @@ class BuildContext(Generic[Config]):
     env_calls: EnvCalls = field(default_factory=EnvCalls)
     processes: SingleProcess = field(default_factory=SingleProcess)
     closing: ExitStack = field(default_factory=ExitStack)
+    infos: ReportedInfos = field(default_factory=ReportedInfos)
     notify: Callable[[str], None] = print
 
     def make_env(
@@ -387,6 +390,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             info_keys=self.config.tracking.info_keys,
             is_guarded=config.max_episode_steps is None,
             calls=self.context.env_calls.evaluation,
+            infos=self.context.infos,
         )
 
     @property

@@ -10,7 +10,7 @@ from maze_train.core.notices import notify, warn
 from maze_train.envs.calls import EnvCall
 from maze_train.training.callbacks import Callback, TrainingView
 from maze_train.training.config import CurriculumConfig, StageConfig
-from maze_train.training.evaluators import check_metric
+from maze_train.training.evaluators import check_metric, metric_of
 
 
 class CurriculumEvents(EventInterface, prefix="curriculum"):
@@ -59,11 +59,13 @@ class Curriculum(Callback):
         """Report the stage, then begin the next or previous stage if the metric requires this."""
         run.record_event(CurriculumEvents.stage, self.stage)
         config, metrics = self.config, run.metrics
-        value = metrics.get(config.metric, math.nan)
-        if not math.isfinite(value):
+        if config.metric in metrics:
+            self._was_seen = True
+        else:
             self._check_metric(run, metrics)
+        value = metric_of(metrics, config.metric)
+        if value is None or not math.isfinite(value):
             return
-        self._was_seen = True
         self._values = [*self._values, value][-config.window :]
         if len(self._values) < config.window:
             return

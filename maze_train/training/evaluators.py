@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze_train.collect.episodes import TrainingEpisodeEvents, spread
+from maze_train.collect.episodes import ReportedInfos, TrainingEpisodeEvents, spread
 from maze_train.collect.play import EpisodePlan, EpisodeRunner, PlayedEpisode
 from maze_train.collect.row_policies import BatchRows
 from maze_train.core.checks import check_at_least, check_one_of
@@ -128,6 +128,7 @@ class RolloutEvaluator(Evaluator):
             first episode is truncated.
         calls: All method calls made on evaluation environments so far; the caller extends this
             list.
+        infos: Treats missing values of final infos; None: those of these evaluations alone.
     """
 
     def __init__(
@@ -142,6 +143,7 @@ class RolloutEvaluator(Evaluator):
         info_keys: Sequence[str] = (),
         is_guarded: bool = False,
         calls: Sequence[EnvCall] = (),
+        infos: ReportedInfos | None = None,
     ) -> None:
         check_at_least("n_episodes", n_episodes, 1)
         check_at_least("concurrency", concurrency, 1)
@@ -153,13 +155,15 @@ class RolloutEvaluator(Evaluator):
         self._env: MazeVectorEnv | None = None
         self._own_states: Sequence[dict[str, Any] | None] | None = None
         self._calls, self._num_called = calls, 0
+        self._infos = ReportedInfos() if infos is None else infos
         self.on_step: Callable[[int], object] = lambda count: None
         """Called after each step with the number of stepped environments."""
 
     def evaluate(self, policy: nn.Module) -> dict[str, float]:
         """Play the episodes and return metrics such as `<prefix>/episode_return_mean`."""
         with generators_kept(), torch.no_grad():
-            returns, lengths, reported = self._play(policy, self._environments())
+            env = self._environments()
+            agents, (returns, lengths, reported) = env.agents, self._play(policy, env)
         if self._is_guarded and (note := guard_note(lengths, "evaluation.max_episode_steps")):
             self._is_guarded = False
             notify(note)
@@ -169,6 +173,12 @@ class RolloutEvaluator(Evaluator):
             "episode_length_mean": lengths.mean(),
             "episodes": float(self.n_episodes),
         }
+        for agent in ("", *agents):
+            name = f"{agent}/success_rate" if agent else "success_rate"
+            missing = np.full(self.n_episodes, np.nan)
+            successes = self._infos.successes(reported.pop(name, missing), agent)
+            if successes is not None:
+                metrics[name] = successes.mean()
         for name, values in reported.items():
             if not np.isnan(values).all():
                 metrics[name] = np.nanmean(values)
@@ -234,7 +244,11 @@ class RolloutEvaluator(Evaluator):
     def _metrics_of(self, played: PlayedEpisode, agents: Sequence[str]) -> dict[str, float]:
         """Return metrics from the last info of an episode."""
         numbers = numbers_of(played.info, required_keys(self._info_keys, agents), agents)
-        asked = {f"info/{key}": numbers[key] for key in self._info_keys if key in numbers}
+        asked = {
+            f"info/{key}": value
+            for key in self._info_keys
+            for value in self._infos.finite(key, [numbers[key]] if key in numbers else [])
+        }
         successes = {
             key.replace(SUCCESS, "success_rate"): numbers[key]
             for key in required_keys((), agents)
@@ -551,6 +565,14 @@ class BestModelSelection(ModelSelectionBase):
         self.updates_since_best = state["updates_since_best"]
 
 
+def metric_of(metrics: Mapping[str, float], metric: str) -> float | None:
+    """Return a metric, or None; 0 for a success rate if no episode has reported success yet."""
+    prefix = metric.partition("/")[0]
+    if metric.endswith("/success_rate") and f"{prefix}/episodes" in metrics:
+        return metrics.get(metric, 0.0)
+    return metrics.get(metric)
+
+
 def check_metric(
     metric: str, present: Iterable[str], model: nn.Module, setting: str = "evaluation.metric"
 ) -> None:
@@ -566,11 +588,12 @@ def check_metric(
         ConfigError: If the metric is not reported.
     """
     known, events = set(present), TrainingEpisodeEvents
+    agents = model.agents if isinstance(model, ActingModel) else ()
+    rates = {"success_rate", *(f"{agent}/success_rate" for agent in agents)}
+    known |= {f"{part}/{rate}" for part in ("train", "eval") for rate in rates}
     if events.episodes.tag not in present:  # No episode has ended yet.
         known |= {event.tag for event in events.events()}
-        for agent in model.agents if isinstance(model, ActingModel) else ():
-            known |= {events.episode_return_mean.of_owner(agent).tag}
-            known |= {events.success_rate.of_owner(agent).tag}
+        known |= {events.episode_return_mean.of_owner(agent).tag for agent in agents}
         if metric.startswith(events.info.tag):
             known.add(metric)
     # Results against a snapshot may be missing, but ratings are always reported.
@@ -578,12 +601,11 @@ def check_metric(
     known |= {tag.removesuffix("elo") + "win_rate" for tag in rated}
     if metric not in known and re.sub(rf"{SNAPSHOT}\d+(?=/win_rate$)", "", metric) not in known:
         problem = f"not reported{did_you_mean(nearest(metric, known))}"
-        key = SUCCESS if metric.endswith("/success_rate") else metric.partition("/info/")[2]
-        if key:
+        if key := metric.partition("/info/")[2]:
             problem = (
-                f"not reported: the final info of no episode contained a number {key!r}; "
-                "add it to the info of the last step of each episode"
-            ) + ("" if key == SUCCESS else f", and set tracking.info_keys=[{key}]")
+                f"not reported: the final info of no episode contained a number {key!r}; add it to "
+                f"the info of the last step of each episode, and set tracking.info_keys=[{key}]"
+            )
         raise ConfigError(setting, problem, metric)
 
 

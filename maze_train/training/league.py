@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from maze_train.collect.collector import Collector, RolloutCollector
-from maze_train.collect.episodes import FinishedEpisodes, return_of_team
+from maze_train.collect.episodes import FinishedEpisodes, ReportedInfos, return_of_team
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, EventInterface, Statistics
 from maze_train.core.types import Array, Tensor, TensorTree, leaves_by_key
@@ -342,9 +342,9 @@ class LeagueEpisodes(FinishedEpisodes):
 
     leagues: Sequence[League] = ()
 
-    def record(self, statistics: Statistics) -> None:
+    def record(self, statistics: Statistics, infos: ReportedInfos) -> None:
         """Record the episodes and the state of the leagues."""
-        super().record(statistics)
+        super().record(statistics, infos)
         events = LeagueEvents
         for owner, points in self.points.items():
             statistics.record_many(events.win_rate.of_owner(owner), points)

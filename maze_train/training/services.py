@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from maze_train.collect.episodes import ReportedInfos
 from maze_train.envs.calls import EnvCalls
 from maze_train.learner.parallel import SingleProcess
 from maze_train.tracking.tracker import RunInfo, Tracker
@@ -41,6 +42,7 @@ class TrainerServices:
         callbacks: Callbacks of the run.
         env_calls: Environment method calls requested by callbacks; see `BuildContext`.
         processes: Processes of the run.
+        infos: Treats missing values of final infos.
     """
 
     tracker: Tracker = field(default_factory=lambda: Tracker([], RunInfo()))
@@ -57,3 +59,4 @@ class TrainerServices:
     callbacks: Sequence[Callback] = ()
     env_calls: EnvCalls = field(default_factory=EnvCalls)
     processes: SingleProcess = field(default_factory=SingleProcess)
+    infos: ReportedInfos = field(default_factory=ReportedInfos)

@@ -19,13 +19,14 @@ from maze_train.core.checks import check_at_least
 from maze_train.core.errors import CallbackError, ConfigError, TrainingError
 from maze_train.core.events import Statistics
 from maze_train.core.files import atomic_write
+from maze_train.core.notices import notify
 from maze_train.core.state_files import dumps, loads
 from maze_train.learner.config import Progress
 from maze_train.learner.learners import Learners
 from maze_train.training.callbacks import Callbacks
 from maze_train.training.changes import ChangedSettings
 from maze_train.training.config import AlgorithmConfig
-from maze_train.training.evaluators import Evaluator, check_metric
+from maze_train.training.evaluators import Evaluator, check_metric, metric_of
 from maze_train.training.events import TimeEvents
 from maze_train.training.generators import generator_states, generators_kept, load_generator_states
 from maze_train.training.outcome import (
@@ -114,6 +115,7 @@ class Trainer(ABC):
         self.interruption = services.interruption or Interruption()
         self.env_calls = services.env_calls
         self.processes = services.processes
+        self.infos = services.infos
         self.callbacks = Callbacks(services.callbacks, self)
         self.epoch = 0
         self.updates = 0
@@ -480,10 +482,12 @@ class Trainer(ABC):
             metrics: The metrics.
             of: Evaluation of earlier weights; None: metrics of the current weights.
         """
-        selection = self.model_selection
-        if selection is None or self.selection_metric not in metrics:
+        selection, score = self.model_selection, metric_of(metrics, self.selection_metric)
+        if selection is None or score is None:
             return
-        score = metrics[self.selection_metric]
+        if self.selection_metric not in metrics and not selection.updates:
+            check_metric(self.selection_metric, metrics, self.model)
+            notify(f"note: no episode has reported is_success, so {self.selection_metric} is 0")
         if of is None:
             self._score = score
             selection.update(score, self.epoch + 1)
@@ -532,6 +536,7 @@ class Trainer(ABC):
             "progress": {name: getattr(self, name) for name in PROGRESS},
             "exact": self.exact,
             "has_started": self.has_started,
+            "infos": sorted(self.infos.seen),
             "settings": self.settings.state_dict(),
             "generators": self.processes.state(generator_states()),
         }
@@ -564,6 +569,8 @@ class Trainer(ABC):
         # Checkpoints of earlier versions lack both entries.
         self.exact = bool(state.get("exact", True))
         self.has_started = bool(state.get("has_started", self.updates))
+        self.infos.seen.clear()
+        self.infos.seen.update(state.get("infos", ()))
         self.load_experience(state)
         # Restored last, since restoring other parts may draw random numbers.
         load_generator_states(generators)

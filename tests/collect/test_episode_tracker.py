@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maze_train.collect.episodes import EpisodeTracker, FinishedEpisodes
+from maze_train.collect.episodes import EpisodeTracker, FinishedEpisodes, ReportedInfos
 from maze_train.core.events import Statistics
 from maze_train.core.step_end import StepEnd
 
@@ -73,11 +73,11 @@ def test_whole_rewards_are_summed_exactly():
 
 def test_statistics_of_episodes():
     """Statistics are mean, extremes, length, number and success rate; none without episodes."""
-    statistics = Statistics()
-    FinishedEpisodes().record(statistics)
+    statistics, infos = Statistics(), ReportedInfos()
+    FinishedEpisodes().record(statistics, infos)
     assert statistics.reduce() == {}
-    FinishedEpisodes([1.0, 5.0], [2, 3], [1.0]).record(statistics)
-    FinishedEpisodes([-3.0], [7], [0.0]).record(statistics)
+    FinishedEpisodes([1.0, 5.0], [2, 3], [1.0]).record(statistics, infos)
+    FinishedEpisodes([-3.0], [7], [0.0]).record(statistics, infos)
     assert statistics.reduce() == {
         "train/episode_return_mean": 1.0,
         "train/episode_return_max": 5.0,
@@ -86,3 +86,27 @@ def test_statistics_of_episodes():
         "train/episodes": 3.0,
         "train/success_rate": 0.5,
     }
+
+
+def test_missing_success_is_a_failure_once_it_was_reported(capsys):
+    """Before, there is no rate. NaN is a missing value, of any key; notes are printed once."""
+    infos, nan = ReportedInfos(), float("nan")
+
+    def rates(successes, fuel=()):
+        statistics = Statistics()
+        agents = {"a": successes[:1]}
+        lists = {"agent_successes": agents, "infos": {"fuel": list(fuel)}}
+        FinishedEpisodes([1.0] * 4, [1] * 4, successes, **lists).record(statistics, infos)
+        return {
+            name.removeprefix("train/"): value
+            for name, value in statistics.reduce().items()
+            if "episode" not in name
+        }
+
+    assert rates([nan] * 4, [nan]) == {}
+    assert rates([nan, nan, 1.0, nan], [nan, 3.0]) == {"success_rate": 0.25, "info/fuel": 3.0}
+    assert rates([nan] * 4) == {"success_rate": 0.0}
+    assert rates([1.0, 0.0, 1.0, nan]) == {"success_rate": 0.5, "a/success_rate": 1.0}
+    assert rates([nan] * 4) == {"success_rate": 0.0, "a/success_rate": 0.0}
+    told = capsys.readouterr().err
+    assert (told.count("no is_success"), told.count("NaN for fuel")) == (1, 1)

@@ -213,7 +213,7 @@ def build_other(*given: Any, **settings: Any) -> nn.Module:
             "expected a subclass of maze_train.BCLoss",
         ),
         ({"evaluation.metric": "validation/accurcy"}, "validation/discrete_accuracy"),
-        ({"evaluation.metric": "eval/success_rate"}, "not reported"),
+        ({"evaluation.metric": "eval/episode_return_mean"}, "not reported"),
         (
             {"evaluation.metric": "validation/loss", "algorithm.validation_percentage": 0},
             "not reported",

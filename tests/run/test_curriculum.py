@@ -97,6 +97,13 @@ def test_stages_go_back(sign: float) -> None:
     assert [play.epoch(m=sign * value) for value in (0.9, 0.0, 0.0)] == [1, 1, 1]
 
 
+def test_a_success_rate_is_zero_until_an_episode_reports_success() -> None:
+    """Stages below a success rate begin before the first success."""
+    play = Play(stages=by_level({"below": 0.1}, {"above": 0.5}), window=1)
+    assert [play.epoch(episodes=3), play.epoch(episodes=3)] == [1, 1]
+    assert play.epoch(episodes=3, success_rate=0.5) == 2
+
+
 def test_arguments_of_calls() -> None:
     """Calls with no, one, several and keyword arguments."""
     made: list[Any] = []

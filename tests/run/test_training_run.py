@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import json
+import math
 import os
 import re
 import threading
@@ -20,7 +21,7 @@ from gymnasium.spaces import Text
 from own_envs import SpacesEnv
 from short_runs import everything, file_contents, rows, settings, short_run, summary, written_config
 
-from maze_train import MetricsWriter, RunInfo, load_config, run_rollout, train
+from maze_train import MetricsWriter, RunInfo, evaluate, load_config, run_rollout, train
 from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.envs import factory
 from maze_train.run.train import make_runner
@@ -425,8 +426,6 @@ def test_threads_of_torch_are_set_for_the_run_only() -> None:
 @pytest.mark.parametrize(
     ("metric", "words"),
     [
-        ("eval/success_rate", "a number 'is_success'; add it to the info of the last step"),
-        ("train/success_rate", "number 'is_success'"),
         ("eval/info/fuel", r"number 'fuel'; .* tracking\.info_keys=\[fuel\]"),
         ("train/info/fuel", "number 'fuel'"),
     ],
@@ -435,6 +434,44 @@ def test_a_metric_that_no_episode_reports_ends_the_run(metric: str, words: str) 
     """The error is raised at the first evaluation after an episode."""
     with pytest.raises(ConfigError, match=f"evaluation.metric = .*not reported: .*{words}"):
         short_run(env=lambda: SpacesEnv(length=4), **{"evaluation.metric": metric})
+
+
+class RareSuccess(SpacesEnv):
+    """Environment whose final info contains `is_success` only if the episode is successful."""
+
+    def reset(self, **given: Any) -> Any:
+        found = super().reset(**given)
+        self.is_lucky = self.np_random.random() < 0.3
+        return found
+
+    def step(self, action: Any) -> Any:
+        *result, info = super().step(action)
+        missing = {"is_success": math.nan, "fuel": math.nan}
+        lucky = {"is_success": True} if self.is_lucky else missing
+        return *result, {**info, **lucky}
+
+
+def test_success_that_only_successful_episodes_report() -> None:
+    """Training, evaluation, rollouts and `evaluate` count episodes without it as failures."""
+    env = functools.partial(RareSuccess, length=4)
+    settings = {"evaluation.n_episodes": 40, "tracking.info_keys": ["fuel"]}
+    found = short_run(env=env, **settings, **{"evaluation.metric": "eval/success_rate"})
+    for row in found.history:
+        assert 0.0 < row["train/success_rate"] < 0.7
+        assert 0.1 < row["eval/success_rate"] < 0.5
+        assert "train/info/fuel" not in row
+    assert found.summary.best_metric == max(row["eval/success_rate"] for row in found.history)
+    played = evaluate(found.policy, env, n_episodes=40)
+    assert 0.1 < played.success_rate < 0.5
+    rollout = run_rollout(run="run", env=env, n_episodes=40, progress="quiet")
+    assert rollout.summary.success_rate == played.success_rate
+
+
+def test_a_success_rate_that_no_episode_reports_selects_with_zero(capsys: Any) -> None:
+    """A note is printed; the first policy is kept as the best."""
+    found = short_run(env=lambda: SpacesEnv(length=4), **{"evaluation.metric": "eval/success_rate"})
+    assert (found.summary.best_metric, found.summary.best_epoch) == (0.0, 1)
+    assert "no episode has reported is_success" in capsys.readouterr().err
 
 
 class Telling(SpacesEnv):

@@ -17,6 +17,7 @@ from tensor_sims import Robot
 
 from maze_train import ConfigError, EnvConfig, EnvError, load_policy, train
 from maze_train.algorithms.actor_critic.batch import evaluate_rollout
+from maze_train.collect.episodes import ReportedInfos
 from maze_train.collect.simulators import SimulatorCollector
 from maze_train.core.errors import ShapeError, SpaceError
 from maze_train.core.events import Statistics
@@ -225,7 +226,7 @@ def test_scalar_infos_are_metrics_without_episode_ends():
     collector, model = collector_of(Endless, 3, info_keys=["Episode_Reward/alive", "height"])
     _, episodes = collector.collect_steps(model)
     statistics = Statistics()
-    episodes.record(statistics)
+    episodes.record(statistics, ReportedInfos())
     assert statistics.reduce() == {"train/info/Episode_Reward/alive": 3.0}
 
 

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze_train.collect.episodes import FinishedEpisodes
+from maze_train.collect.episodes import FinishedEpisodes, ReportedInfos
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Statistics
 from maze_train.data.rollout import Rollout
@@ -97,7 +97,7 @@ def test_league_reports_points_ratings_and_snapshots() -> None:
     own.rating = 12.5
     statistics = Statistics()
     points = {"main": [1.0, 0.5, 0.0, 1.0], "main@1": [1.0, 0.5]}
-    LeagueEpisodes(points=points, leagues=[own]).record(statistics)
+    LeagueEpisodes(points=points, leagues=[own]).record(statistics, ReportedInfos())
     assert {k: v for k, v in statistics.reduce().items() if k.startswith("league/")} == {
         "league/main/win_rate": 0.625,
         "league/main/episodes": 4.0,

@@ -65,7 +65,7 @@ class ActorCritic(Trainer):
         started = time.perf_counter()
         experience, episodes = self.collector.collect(self.model)
         collected = time.perf_counter()
-        episodes.record(statistics)
+        episodes.record(statistics, self.infos)
         episodes.check_steps()
         self.callbacks.call("on_rollout_end", seen=experience)
         statistics.merge(self.learners.update(experience, progress))

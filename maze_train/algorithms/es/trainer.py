@@ -88,7 +88,7 @@ class ESTrainer(Trainer):
         episodes = FinishedEpisodes()
         pairs = self._play(noise_stddev, episodes)
         played = time.perf_counter()
-        episodes.record(statistics)
+        episodes.record(statistics, self.infos)
         self.callbacks.call("on_rollout_end")
         statistics.merge(self.learners.update(self._populations(pairs), progress))
         num_steps = sum(pair.num_steps for pair in pairs)
@@ -130,8 +130,7 @@ class ESTrainer(Trainer):
                 for member in pair.members:
                     episodes.returns.append(member.episode_return)
                     episodes.lengths.append(member.length)
-                    if member.success == member.success:
-                        episodes.successes.append(member.success)
+                    episodes.successes.append(member.success)
                     returns = {agent: [own] for agent, own in member.agent_returns.items()}
                     add_lists(episodes.agent_returns, returns)
                 enough = 2 * len(pairs) >= config.n_rollouts_per_update

@@ -67,7 +67,7 @@ class IMPALA(Trainer):
             self.actors.publish(self.learners.weights_seq_no)
         gathered = self.actors.gather(config.actors_batch_size, self.interruption.check)
         collected = time.perf_counter()
-        gathered.episodes.record(statistics)
+        gathered.episodes.record(statistics, self.infos)
         batch, steps = gathered.rollouts, gathered.episodes.steps
         self.check_lost(steps)
         self.callbacks.call("on_rollout_end", seen=batch)

@@ -110,7 +110,7 @@ class OffPolicy(Trainer):
             rollouts, episodes = self.collector.collect(self._initial_policy)
         else:
             rollouts, episodes = self.collector.collect(self.model, overlap=learn)
-        episodes.record(statistics)
+        episodes.record(statistics, self.infos)
         steps: int = episodes.steps
         self.check_lost(steps)
         for key in rollouts.keys() & self.replay_buffers.keys():
