@@ -39,6 +39,9 @@ from maze_train.core.errors import ConfigError, did_you_mean, nearest
 from maze_train.core.notices import notify, say
 from maze_train.training.outcome import Interruption, signal_of
 
+OF_ROLLOUTS = ("enjoy", "eval", "evaluate", "play", "test")
+"""Names of the command `rollout` in other libraries."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
@@ -149,6 +152,11 @@ def _check_spelling(words: list[str], commands: Collection[str]) -> None:
             if whole := _split_by_shell(words, i):
                 problem = f"split by the shell at spaces; use quotes: {shlex.quote(whole)}"
                 raise ConfigError(whole, problem)
+            if word in OF_ROLLOUTS:
+                problem = (
+                    f"no such command; episodes are played by {PROGRAM} rollout run=<directory>"
+                )
+                raise ConfigError(word, problem)
             example = f"{PROGRAM} {word} ..." if word in commands else "env=CartPole-v1"
             kind = "a command comes first: " if word in commands else "such as "
             hint = "" if word in commands else did_you_mean(nearest(word, commands, count=1))

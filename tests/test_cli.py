@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -98,11 +99,33 @@ def test_command_line_overrides_reach_the_config(
     assert maze_run.files() == []
 
 
+def test_user_code_sees_its_own_arguments_and_environment(
+    maze_run: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is changed while a run trains, and a run may clear the environment variables."""
+    before = list(sys.argv), dict(os.environ)
+
+    def train(config: TrainConfig) -> float:
+        assert before == (sys.argv, dict(os.environ))
+        for name in list(os.environ):
+            monkeypatch.delenv(name)
+        return 1.0
+
+    maze_run.train = train
+    assert maze_run(*PPO) == 0
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         ((), "algorithm: choose one: algorithm=<name>\n  a2c     Synchronous advantage"),
         (("algoritm=ppo",), "algoritm = 'ppo': unknown; did you mean algorithm? allowed: env"),
+        ((*PPO, "seeed=1", "algorithm.lrr=2"), "\nalgorithm.lrr = 2: unknown; did you mean"),
+        (("--resolve", *PPO), "--resolve: shows the resolved configuration; add --cfg job"),
+        ((*PPO, f"seed={'1' * 400}"), "seed = 'an integer of more than 300 digits': expected"),
+        ((*PPO, f"algorithm.lr={'1' * 5000}"), "overrides: a number has too many digits"),
+        ((f"algorithm={'x' * 300}",), "no such option; the name is too long"),
+        (("-cd", "x" * 300), "no such directory"),
         (("algorithm=pp0",), "algorithm = 'pp0': no such option; did you mean ppo? available:\n"),
         (("experiment=ppo/Cartpole-v1",), "did you mean ppo/CartPole-v1?"),
         (("algorithm=ppo", "env=CartPole-v7"), "no such environment; did you mean CartPole-v1"),
@@ -129,6 +152,7 @@ def test_command_line_overrides_reach_the_config(
         (ROLLOUT, "run = None: expected one of run=<directory of a run>, policy=random"),
         ((*ROLLOUT, "run=nowhere"), "run = 'nowhere': there is no saved policy"),
         ((*RANDOM, "algorithm=ppo"), "algorithm: not a group of the primary config (-cn)"),
+        (("evaluate", "run=a"), "no such command; episodes are played by maze-run rollout run="),
         (("rolout", "run=a"), "key=value, such as env=CartPole-v1; did you mean rollout?"),
         (
             ("run=a", "rollout"),
@@ -163,7 +187,7 @@ def test_command_line_overrides_reach_the_config(
             '.Net}\', in Python {"_target_": "my.Net"}',
         ),
         ((*PPO, "env.kwargs=3"), "for a shell 'env.kwargs={key: value}', in Python {"),
-        (("--config-dir", "nowhere"), "Additional config directory"),
+        (("--config-dir", "nowhere"), "--config-dir = 'nowhere': no such directory"),
         (("-cp", "/my", "-cn", "mine"), "--config-path = '/my': replaces the shipped folder"),
     ],
 )
@@ -541,6 +565,12 @@ def test_completion_script_and_cfg_print_without_running(
     assert "subdir:" in capfd.readouterr().out
     assert maze_run("--cfg", "job", *PPO) == 0
     assert "gae_lambda: 0.95" in capfd.readouterr().out
+    assert maze_run("-m", "--cfg", "job", "-p", "algorithm", *PPO[1:], "algorithm=ppo,a2c") == 0
+    assert capfd.readouterr().out.count("# @package algorithm") == 2
+    assert maze_run("--cfg", "job", *PPO, "seeed=1") == 2
+    output = capfd.readouterr()
+    assert "gae_lambda: 0.95" in output.out
+    assert "seeed = 1: unknown" in output.err
     assert maze_run("--cfg") == 2
     assert "maze-run: error: " in capfd.readouterr().err
     assert maze_run.configs == []

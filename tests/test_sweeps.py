@@ -366,7 +366,7 @@ def test_compare_command_accepts_directories_and_lists(
     assert capfd.readouterr().out.endswith(f"results: {maze_run.folder / 'o'}\n")
     assert maze_run(*compare, "runs=c") == 2
     assert "maze-run: error: runs = 'c': no run found" in capfd.readouterr().err
-    assert maze_run(*compare, "--cfg", "job") == 0
+    assert maze_run(*compare, "runs=a", "--cfg", "job") == 0
     assert "n_resamples: 10000" in capfd.readouterr().out
     assert maze_run.configs == []
 

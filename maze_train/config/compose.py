@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, get_args, get_origin
 
 from maze_train.config.options import describe_options, list_options, read_option, shipped_root
-from maze_train.config.other_names import ours_for
+from maze_train.config.other_names import other_names, ours_for
 from maze_train.config.removed import check_removed, without_removed
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.conversion import (
@@ -434,7 +434,15 @@ def meant_by(key: str, known: Collection[str], allowed: Collection[str]) -> list
         meant = [name for name in known if name.rpartition(".")[2] == word]
         if "kwargs" in allowed and not close:
             meant.insert(0, join(section, f"kwargs.{word}"))
-    return meant or [f"{name} (not available for this choice)" for name in ours_for(word)] or close
+    others = ours_for(word)
+    if not others and not close:
+        others = [name for name in other_names() if name.endswith(f".{word}")]
+    choice = {"runner": "with runner=local"}
+    others = [
+        f"{name} ({choice.get(name.partition('.')[0], 'not available for this choice')})"
+        for name in others
+    ]
+    return meant or others or close
 
 
 def sections_in(

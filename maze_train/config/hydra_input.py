@@ -12,13 +12,14 @@ a plus sign. Settings classes report unknown keys.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import reduce
 from itertools import pairwise
 from operator import getitem
@@ -27,21 +28,25 @@ from typing import Any
 
 import yaml
 from hydra import version
-from hydra._internal.utils import _run_hydra, get_args_parser
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, QuotedString
 from hydra.core.utils import filter_overrides
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from maze_train.config.compose import ENV_OPTIONS, PRESETS, unknown_option
 from maze_train.config.options import (
     CONFIG_DIR,
     CONFIG_NAME,
-    DEBUG_VARIABLE,
     PROGRAM,
     config_folders,
     config_names,
@@ -60,6 +65,7 @@ from maze_train.core.errors import (
     did_you_mean,
     nearest,
 )
+from maze_train.core.notices import say
 from maze_train.core.text import quoted
 
 WITH_VALUE = ("--config-path", "-cp", "--package", "-p", "--cfg", "-c")
@@ -79,6 +85,10 @@ PATHS = re.compile(
 ASSIGNMENT = re.compile(r"(?P<plus>\+{0,2})(?P<key>[^\s=+~][^\s=]*)=(?P<value>.*)", re.DOTALL)
 CONFIG_PATH_PROBLEM = "replaces the shipped folder, so it needs a complete -cn; use --config-dir"
 WITH_PLUS = "to add it, write + before the override"
+LINE = "COMP_LINE"
+"""Environment variable with the command line to complete."""
+MAX_KEPT = 1_000
+"""Maximum number of composed jobs in memory."""
 STAYS = "."
 """Default of `hydra.run.dir`: Hydra creates no directory for a single run, which uses `run_dir`."""
 
@@ -210,7 +220,7 @@ def _parsed(words: Iterable[str]) -> list[Override]:
     """Return the overrides that Hydra can parse; Hydra reports invalid overrides itself."""
     parser, found = OverridesParser.create(), []
     for word in words:
-        with suppress(HydraException):
+        with suppress(HydraException, ValueError):
             found.append(parser.parse_override(word))
     return found
 
@@ -270,20 +280,134 @@ def start(task: Task, options: argparse.Namespace, config_name: str, completed: 
         options: The parsed command line, with overrides in Hydra's spelling.
         config_name: Default name of the primary config.
         completed: Command line to complete for the shell; empty if not completing.
+
+    Raises:
+        ConfigError: If options cannot be combined, or the configuration of `--cfg` is invalid.
     """
-    # Without this variable, Hydra prints errors itself and exits.
-    variables = {DEBUG_VARIABLE: "1"} | ({"COMP_LINE": completed} if completed else {})
-    before, argv = {name: os.environ.get(name) for name in variables}, sys.argv
-    os.environ.update(variables)
-    sys.argv = [PROGRAM]  # Used in the script for shell completion.
+    shown = [name for name in ("run", "cfg", "info", "shell_completion") if vars(options)[name]]
+    if len(shown) > 1 or (options.multirun and shown not in ([], ["cfg"])):
+        raise ConfigError(f"--{shown[-1]}", "cannot be combined with the other options")
+    if options.resolve and not options.cfg:
+        raise ConfigError("--resolve", "shows the resolved configuration; add --cfg job")
+    name = options.config_name or config_name
+    overrides: list[str] = options.overrides
     version.setbase("1.3")
+    hydra = Hydra("maze_run", JobLoader(_search_path(options)))
+    GlobalHydra.instance().initialize(hydra)
     try:
-        _run_hydra(options, get_args_parser(), task, "pkg://maze_train.conf", config_name)
+        if options.hydra_help:
+            hydra.hydra_help(name, get_args_parser(), options)
+        elif options.info:
+            hydra.show_info(options.info, config_name=name, overrides=overrides)
+        elif options.shell_completion:
+            with _completing(completed):
+                hydra.shell_completion(config_name=name, overrides=overrides)
+        elif options.cfg:
+            for words in _jobs_of(overrides, hydra) if options.multirun else [overrides]:
+                _show(task, hydra, options, name, words)
+        else:
+            mode = hydra.get_mode(config_name=name, overrides=overrides) or RunMode.RUN
+            mode = RunMode.MULTIRUN if options.multirun else mode
+            run = hydra.run if mode == RunMode.RUN else hydra.multirun
+            run(name, task, [*overrides, f"hydra.mode={mode.name}"])
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        path, problem = Path(str(error.filename)), "no such option; the name is too long"
+        raise ConfigError(path.parent.name, problem, path.stem) from None
+    except ValueError as error:
+        if "integer string conversion" not in str(error):
+            raise
+        raise ConfigError("overrides", "a number has too many digits") from None
+    finally:
+        GlobalHydra.instance().clear()
+
+
+def _search_path(options: argparse.Namespace) -> ConfigSearchPath:
+    """Return the search path: `--config-dir`, the shipped folder or `--config-path`."""
+    path = options.config_path or "pkg://maze_train.conf"
+    is_folder = "://" not in path
+    search_path = create_config_search_path(os.path.abspath(path) if is_folder else path)
+    if options.config_dir is not None:
+        folder = os.path.abspath(options.config_dir)
+        if not os.path.isdir(folder):
+            raise ConfigError("--config-dir", "no such directory", options.config_dir)
+        search_path.prepend("command-line", f"file://{folder}", SearchPathQuery("schema", None))
+    return search_path
+
+
+@contextmanager
+def _completing(line: str) -> Iterator[None]:
+    """Set the command line to complete and the name of the program, which Hydra's plug-ins read."""
+    before, argv = os.environ.get(LINE), sys.argv
+    sys.argv = [PROGRAM]
+    if line:
+        os.environ[LINE] = line
+    try:
+        yield
     finally:
         sys.argv = argv
-        for name, value in before.items():
-            os.environ.pop(name)
-            os.environ.update({} if value is None else {name: value})
+        if before is not None:
+            os.environ[LINE] = before
+
+
+def _jobs_of(overrides: Sequence[str], hydra: Hydra) -> list[Sequence[str]]:
+    """Return the overrides of each job of a sweep."""
+    parser = OverridesParser.create(config_loader=hydra.config_loader)
+    [jobs] = BasicSweeper.split_arguments(parser.parse_overrides(list(overrides)), None)
+    return list(jobs)
+
+
+def _show(
+    task: Task, hydra: Hydra, options: argparse.Namespace, name: str, overrides: Sequence[str]
+) -> None:
+    """Print the configuration of a job, and check it.
+
+    Raises:
+        ConfigError: If the job cannot run.
+    """
+    words = list(overrides)
+    if options.multirun:
+        say(f"# {words_of(words)}")
+    hydra.show_cfg(name, words, options.cfg, options.package, options.resolve)
+    sys.stdout.flush()
+    if options.cfg == "job":
+        config = hydra.compose_config(name, words, RunMode.RUN, with_log_configuration=False)
+        with open_dict(config.hydra), read_write(config.hydra):
+            config.hydra.mode = RunMode.RUN
+            config.hydra.runtime.output_dir = os.path.abspath(str(config.hydra.run.dir))
+        HydraConfig.instance().set_config(config)
+        task.check(ComposedJob(config))
+
+
+class JobLoader(ConfigLoaderImpl):
+    """Config loader that composes each job of a sweep once, for its check and for its run."""
+
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        super().__init__(config_search_path)
+        self._checked: dict[tuple[str, ...], DictConfig] = {}
+
+    def load_sweep_config(
+        self, master_config: DictConfig, sweep_overrides: list[str]
+    ) -> DictConfig:
+        """Return the configuration of a job, composed by `check` if the job was checked."""
+        config = self._checked.pop(tuple(sweep_overrides), None)
+        if config is None:
+            return super().load_sweep_config(master_config, sweep_overrides)
+        with open_dict(config.hydra), read_write(config.hydra):  # Set after the check.
+            config.hydra.sweep.dir = master_config.hydra.sweep.dir
+            config.hydra.overrides.hydra = master_config.hydra.overrides.hydra
+        return config
+
+    def check(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        """Compose the configuration of a job, and keep it for its run."""
+        config = super().load_sweep_config(master_config, sweep_overrides)
+        if len(self._checked) < MAX_KEPT:
+            self._checked[tuple(sweep_overrides)] = config
+        return config
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_checked": {}}
 
 
 class ComposedJob:

@@ -26,7 +26,13 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from maze_train.config.hydra_input import CONFIGURATION_ERRORS, ComposedJob, Task, words_of
+from maze_train.config.hydra_input import (
+    CONFIGURATION_ERRORS,
+    ComposedJob,
+    JobLoader,
+    Task,
+    words_of,
+)
 from maze_train.config.options import FAILURE, PROGRAM, list_options
 from maze_train.config.ray_jobs import WorkerJobs
 from maze_train.config.sweeps import (
@@ -44,7 +50,7 @@ from maze_train.core.errors import ConfigError, MazeTrainError, TrainingError
 from maze_train.core.files import exclusive, new_directory, writable
 from maze_train.core.folders import make_folders
 from maze_train.core.names import OUTPUTS
-from maze_train.core.notices import notify
+from maze_train.core.notices import notify, say
 from maze_train.core.text import quoted
 from maze_train.training.outcome import Interruption
 
@@ -54,6 +60,8 @@ SWEEP_DIR = f"{SWEEPS}/${{now:%Y-%m-%d_%H-%M-%S}}"
 
 SWEEP_DIR_KEY = "hydra.sweep.dir"
 SHOWN_PROBLEMS = 5
+MANY_JOBS = 10
+"""Number of jobs whose check takes about a second, so that it is announced."""
 
 
 def is_basic(config: DictConfig) -> bool:
@@ -152,9 +160,9 @@ class SweepStart(Sweeper):
             RunDirectoryError: If another process runs a sweep in the directory.
         """
         is_listed = is_basic(self._config)
+        arguments = self._without_plus(arguments)
         if is_listed:  # Other sweepers choose jobs from earlier results.
             self._check_jobs(arguments)
-        arguments = self._without_plus(arguments)
         directory = self._claimed()
         with exclusive(directory, "sweeps in"):
             try:
@@ -222,9 +230,14 @@ class SweepStart(Sweeper):
         setup_globals()
         problems = []
         jobs = list(self._jobs(arguments))
+        if len(jobs) >= MANY_JOBS:
+            say(f"{PROGRAM}: checking {len(jobs)} jobs")
+        loader = self._context.config_loader
+        assert isinstance(loader, JobLoader)
         for number, overrides in enumerate(jobs):
             try:
-                config = job_config(self._context, self._config, number, overrides)
+                config = loader.check(self._config, list(overrides))
+                set_number(config, number)
                 self._task.check(ComposedJob(config))
             except (MazeTrainError, *CONFIGURATION_ERRORS) as error:
                 problems.append((f"job {number} ({words_of(overrides)})", error))
@@ -270,10 +283,15 @@ def job_config(
         overrides: Overrides of the job.
     """
     composed = context.config_loader.load_sweep_config(config, list(overrides))
+    set_number(composed, number)
+    return composed
+
+
+def set_number(composed: DictConfig, number: int) -> None:
+    """Set the number of a job, and use its configuration to resolve `${hydra:...}`."""
     with open_dict(composed):
         composed.hydra.job.id = composed.hydra.job.num = number
     HydraConfig.instance().set_config(composed)
-    return composed
 
 
 LAUNCHER = "hydra_plugins.maze_train.LocalLauncher"

@@ -6,6 +6,7 @@ Only names, raw texts and targets are read, without Hydra or a YAML parser, so t
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -31,8 +32,6 @@ def shipped_root() -> Path:
 def group_names(root: Path | None = None) -> list[str]:
     """Return the names of the groups, the folders below `root` (default: the shipped `conf/`)."""
     base = root or shipped_root()
-    if not base.is_dir():
-        return []
     return sorted(
         entry.name
         for entry in base.iterdir()
@@ -88,7 +87,7 @@ def config_names(folders: Iterable[str] = ()) -> list[str]:
 
 
 def config_folders(argv: Sequence[str]) -> list[str]:
-    """Return the user's configuration folders: `--config-dir X` and local `hydra.searchpath`."""
+    """Return the user's existing folders: `--config-dir X` and local `hydra.searchpath`."""
     folders: list[str] = []
     for word, following in zip(argv, [*argv, ""][1:], strict=True):
         name, equals, value = word.partition("=")
@@ -98,4 +97,4 @@ def config_folders(argv: Sequence[str]) -> list[str]:
             entries = (entry.strip(" '\"") for entry in value.strip("[]").split(","))
             plain = (entry.removeprefix("file://") for entry in entries)
             folders += [entry for entry in plain if "://" not in entry]
-    return [folder for folder in folders if folder]
+    return [folder for folder in folders if os.path.isdir(folder)]

@@ -51,9 +51,8 @@ class MazeTrainSearchPath(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Add the user's folders to the search path."""
         for folder in reversed(self.folders):
-            if Path(folder).is_dir():  # Hydra itself reports missing folders.
-                path = f"file://{Path(folder).absolute()}"
-                search_path.prepend(provider="user", path=path, anchor="main")
+            path = f"file://{Path(folder).absolute()}"
+            search_path.prepend(provider="user", path=path, anchor="main")
 
 
 def completions(line: str, folders: Sequence[str]) -> list[str] | None:

@@ -363,7 +363,8 @@ def _convert_scalar(value: object, hint: object, path: str) -> object:
         # Numbers are rejected: the command line parses 2026_11_20 as a number.
         is_number = hint is str and isinstance(value, (int, float)) and not isinstance(value, bool)
         remedy = _quoted_number if is_number else None
-        raise ConfigError(path, f"expected {expected}", value, remedy)
+        shown = "an integer of more than 300 digits" if _is_huge(value) else value
+        raise ConfigError(path, f"expected {expected}", shown, remedy)
     return converted
 
 
@@ -376,9 +377,14 @@ def _integer(value: object) -> int | None:
             return int(value)
         except ValueError:
             value = _number(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or _is_huge(value):
         return None
     return int(value) if isinstance(value, int) or value.is_integer() else None
+
+
+def _is_huge(value: object) -> bool:
+    """Return whether a number is an integer that no float can represent."""
+    return isinstance(value, int) and value.bit_length() > 1023
 
 
 def _number(value: object) -> float | None:

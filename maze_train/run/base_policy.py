@@ -50,6 +50,9 @@ CRITIC_SETTINGS = ("critic", "value_transform", "value_support")
 FREE_SETTINGS = ("orthogonal_init",)
 """Settings of weight initialization; they have no effect with a base policy."""
 
+ONLY_PART = {"normalization": "normalization.mode"}
+"""Setting that decides whether a section was set to its default, by section."""
+
 OWNER = re.compile(r"policies\.[^.]+\.")
 """Prefix of the weights of a policy in multi-agent models."""
 
@@ -97,8 +100,8 @@ class BasePolicy:
         """Return the configuration of the new run with the networks of the policy.
 
         Policy settings in `model` are replaced by the settings of the base policy, including the
-        defaults of its algorithm. Explicit settings must equal the settings of the base policy,
-        except for weight initialization and observation statistics.
+        defaults of its algorithm. Settings that the user set, also to a default, must equal the
+        settings of the base policy, except for weight initialization and observation statistics.
 
         Args:
             resumed_dir: Directory of a resumed run, whose stored networks are used (the base policy
@@ -109,10 +112,12 @@ class BasePolicy:
                 support the policy.
         """
         given, defaults = self.model_of(self.config), ModelConfig()
+        section = "model" if self.policy is None else f"policies.{self.policy}.model"
         named = {
             name: value
             for name in POLICY_SETTINGS
             if (value := given.value_of(name)) != defaults.value_of(name)
+            or self.config.is_given(f"{section}.{ONLY_PART.get(name, name)}")
         }
         if resumed_dir is not None:
             stored = settings_of_run(RunDirectory(resumed_dir).config, self.config, PARTS_OF_POLICY)

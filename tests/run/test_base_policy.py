@@ -221,6 +221,11 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     # Different settings: what to set, even if the weights would fit.
     ("bc", "ppo", OTHERS, NOT_OTHERS),
     ("bc", "ppo", {"model.normalization.mode": "running"}, r"set model\.norma.*\.mode=none$"),
+    # Settings that the user wrote, although they have the defaults.
+    ("bc running", "ppo", {"model.normalization.mode": "none"}, r"set model\.norm.*=running$"),
+    ("recurrent box", "ppo", {"model.rnn": None}, r"rnn: .* there, null here"),
+    ("squashed box", "ppo", {"model.distributions": {}}, r"set 'model\.dist.*squashed"),
+    ("bc", "ppo", {"model.hidden_sizes": None}, r"set model\.hidden_sizes=\[8\]$"),
     ("squashed box", "ppo", WIDE, r"set 'model\.dist.*=\{Box: squashed_gaussian\}'$"),
     # Different weights: settings of the algorithm, another algorithm, changed networks.
     (
