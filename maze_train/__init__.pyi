@@ -192,15 +192,12 @@ from maze_train.learner.config import GradientSettings as GradientSettings
 from maze_train.learner.config import LearnerGroupConfig as LearnerGroupConfig
 from maze_train.learner.config import Progress as Progress
 from maze_train.learner.config import Schedule as Schedule
-from maze_train.learner.flat_optimizers import Adam as Adam
-from maze_train.learner.flat_optimizers import Optimizer as Optimizer
-from maze_train.learner.flat_optimizers import RMSpropTF as RMSpropTF
-from maze_train.learner.flat_optimizers import SGD as SGD
 from maze_train.learner.flat_parameters import get_flat_parameters as get_flat_parameters
 from maze_train.learner.flat_parameters import set_flat_parameters as set_flat_parameters
 from maze_train.learner.group import LearnerGroup as LearnerGroup
 from maze_train.learner.learner import Learner as Learner
 from maze_train.learner.optimizers import compute_gradient_norm as compute_gradient_norm
+from maze_train.learner.rmsprop_tf import RMSpropTF as RMSpropTF
 from maze_train.nets.actor_critic import ActorCriticModel as ActorCriticModel
 from maze_train.nets.actor_critic import build_actor_critic as build_actor_critic
 from maze_train.nets.config import ModelConfig as ModelConfig

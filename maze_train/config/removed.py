@@ -24,7 +24,11 @@ class Removed(NamedTuple):
 
 
 REMOVED: Mapping[str, Removed] = MappingProxyType(
-    {"runner.check_repeatability": Removed(ANY, "use maze-run check")}
+    {
+        "runner.check_repeatability": Removed(ANY, "use maze-run check"),
+        "learner_group.queue_size": Removed(0, "learners update between batches"),
+        "learner_group.drop_when_full": Removed(False, "learners update between batches"),
+    }
 )
 """Removed settings of all commands by dotted name (`model.x` also means `policies.<id>.model.x`).
 Loading a policy ignores them. Starting and resuming a run raise an error for values other than the

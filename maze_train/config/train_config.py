@@ -296,12 +296,6 @@ class TrainConfig(Settings):
                 f"{name} computes no gradients and does not use a GPU; expected cpu",
             ),
             (
-                "learner_group.queue_size",
-                learners.queue_size,
-                learners.queue_size and not algorithm.can_learn_meanwhile,
-                f"{name} is synchronous and waits for each update; expected 0, or algorithm=impala",
-            ),
-            (
                 "evaluation.asynchronous",
                 True,
                 self.evaluation.asynchronous and algorithm.learns_from != "env",

@@ -214,22 +214,10 @@ class LearnerGroupConfig(Settings):
     """Number of PyTorch threads per learner during updates, in [0, 1024]; 0 selects
     `runner.torch_threads`."""
 
-    queue_size: int = 0
-    """Capacity of the queue of batches (>= 0; IMPALA only). The learners update in the background
-    while the next batch is collected; 0 updates synchronously."""
-
-    drop_when_full: bool = False
-    """Whether to drop (and count) batches if the queue is full. If false, collection pauses until
-    the queue has space."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self, 1, "n_learners", maximum=MAX_THREADS)
         check_fields(self, 0, "n_cpus_per_learner", maximum=MAX_THREADS)
-        check_fields(self, 0, "queue_size")
-        if self.drop_when_full and not self.queue_size:
-            problem = "has no effect without a queue; use false, or set queue_size"
-            raise ConfigError("drop_when_full", problem, self.drop_when_full)
 
 
 @dataclass(frozen=True, slots=True)

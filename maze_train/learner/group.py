@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from maze_train.core.checks import check_at_least
 from maze_train.core.events import Statistics
 from maze_train.learner.config import LearnerGroupConfig, Progress
 from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners, Result
 from maze_train.learner.modules import torch_threads
 from maze_train.learner.peers import PeerLearners, check_modules
-from maze_train.learner.update_queue import UpdateQueue
 from maze_train.workers.backends import WorkerBackend
 
 
@@ -46,7 +43,6 @@ class LearnerGroup(Learners):
         if isinstance(settings, int):
             settings = LearnerGroupConfig(n_learners=settings)
         super().__init__(learner, settings)
-        self._queue: UpdateQueue | None = None
         self._others: PeerLearners | None = None
         if settings.n_learners > 1:
             self._others = PeerLearners(learner, settings, backend)
@@ -56,67 +52,16 @@ class LearnerGroup(Learners):
         """Number of learners."""
         return self.settings.n_learners
 
-    @property
-    def first(self) -> Learner[Any, Any, Any]:
-        """Learner of this process; waits for background updates."""
-        if self._queue is not None:
-            self._queue.wait()
-        return self._first
-
     def update(self, experience: object, progress: Progress) -> Statistics:
         """Learn from experience; see `Learner.update`.
 
         Raises:
             WorkerError: If a learner died or hung and restarts are disabled.
         """
-        return self._update_of(self.first, experience, progress)
-
-    def _update_of(
-        self, first: Learner[Any, Any, Any], experience: object, progress: Progress
-    ) -> Statistics:
+        if self._others is None:
+            return super().update(experience, progress)
         with torch_threads(self.settings.n_cpus_per_learner):
-            if self._others is None:
-                return first.update(experience, progress)
             return self._others.update(experience, progress)
-
-    def async_update(
-        self,
-        experience: object,
-        progress: Progress,
-        size: int = 1,
-        after: Callable[[], object] = lambda: None,
-    ) -> Statistics:
-        """Queue an update on a copy of the experience, to be run by a background thread.
-
-        The background thread may change the weights at any time, so actors need a copy of the
-        weights; `after` can send this copy. All other methods wait for pending updates.
-
-        Args:
-            experience: The experience.
-            progress: Training progress before the update.
-            size: Number of samples, for the metrics of `QueueEvents`.
-            after: Called in the background thread after the update.
-
-        Returns:
-            Statistics of updates that finished since the last call.
-
-        Raises:
-            ConfigError: If there is no queue (`learner_group.queue_size`).
-            MazeTrainError: If an earlier update raised this error.
-        """
-        if self._queue is None:
-            size_of_queue, drops = self.settings.queue_size, self.settings.drop_when_full
-            check_at_least("learner_group.queue_size", size_of_queue, 1)
-            update = partial(self._update_of, self._first)
-            self._queue = UpdateQueue(update, size_of_queue, drops)
-        return self._queue.put(experience, progress, size, after)
-
-    def wait(self) -> Statistics:
-        """Wait for pending updates of `async_update`, and return their statistics."""
-        if self._queue is None:
-            return Statistics()
-        self._queue.wait()
-        return self._queue.take()
 
     def foreach_learner(self, function: Callable[[Learner[Any, Any, Any]], Result]) -> list[Result]:
         """Call a function with each learner and return the results.
@@ -130,13 +75,10 @@ class LearnerGroup(Learners):
         return [function(first)] if self._others is None else self._others.apply(function)
 
     def shutdown(self) -> None:
-        """Stop the other learners and drop pending updates; a second call does nothing.
+        """Stop the other learners; a second call does nothing.
 
         The next call that needs the other learners restarts them.
         """
-        if self._queue is not None:
-            self._queue.close()
-            self._queue = None
         if self._others is not None:
             self._others.shutdown()
 

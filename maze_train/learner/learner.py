@@ -15,11 +15,12 @@ from maze_train.core.checks import RenamedAttributes
 from maze_train.core.conversion import convert
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, Statistics
+from maze_train.core.files import atomic_write
+from maze_train.core.state_files import dumps, loads
 from maze_train.core.targets import function_of
 from maze_train.core.types import Tensor
 from maze_train.data.rollout import Rollout
 from maze_train.learner.apis import check_apis
-from maze_train.learner.components import FUNCTION, merged, read, select, write
 from maze_train.learner.config import Freeze, OptimizerSettings, Progress, Schedule
 from maze_train.learner.events import LearnerEvents, statistics_of
 from maze_train.learner.modules import (
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
 Experience = TypeVar("Experience")
 Prepared = TypeVar("Prepared")
 Batch = TypeVar("Batch")
+
+
+FUNCTION = "<function>"
+"""Placeholder for `policies_to_train` in states, because functions are not saved."""
 
 
 class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
@@ -846,41 +851,66 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
     def get_state(
         self, components: Collection[str] | None = None, *, not_components: Collection[str] = ()
     ) -> dict[str, Any]:
-        """Return selected components of `state_dict`, see `components.select`."""
-        return select(self.state_dict(), components, not_components)
+        """Return some entries of `state_dict`.
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore components returned by `get_state`; other components are unchanged.
+        Args:
+            components: Names of the entries, such as `modules` or `optimizers`; None: all.
+            not_components: Names of entries to exclude.
 
         Raises:
-            ConfigError: If the learner does not have a component.
+            ConfigError: If an entry does not exist.
         """
-        self.load_state_dict(merged(self.state_dict(), state))
+        state = self.state_dict()
+        chosen = state if components is None else components
+        _check_components((*chosen, *not_components), state)
+        return {key: state[key] for key in state if key in chosen and key not in not_components}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore entries returned by `get_state`; other entries are unchanged.
+
+        Raises:
+            ConfigError: If the learner does not have an entry.
+        """
+        current = self.state_dict()
+        _check_components(state, current)
+        self.load_state_dict({**current, **state})
 
     def save_to_path(
         self, path: str | Path, components: Collection[str] | None = None, **how: Collection[str]
     ) -> None:
         """Write the result of `get_state` with the same arguments to a file atomically."""
-        write(self.get_state(components, **how), path)
+        data = dumps(self.get_state(components, **how))
+        with atomic_write(Path(path)) as file:
+            file.write(data)
 
     def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
-        """Restore the state or one component from a file written by `save_to_path`.
+        """Restore the state or one entry from a file written by `save_to_path`.
 
         Raises:
-            ConfigError: If the component is missing in the file or the learner.
+            ConfigError: If the path is a run directory (use `load_learner` instead), or the entry
+                is missing in the file or the learner.
             RunDirectoryError: If the file is damaged.
         """
-        self.set_state(read(path, component))
+        if Path(path).is_dir():
+            problem = "expected a file written by save_to_path; for a run: "
+            raise ConfigError("path", f"{problem}load_learner({str(path)!r})", str(path))
+        state = loads(Path(path).read_bytes(), path)
+        if component is not None:
+            _check_components([component], state)
+            state = {component: state[component]}
+        self.set_state(state)
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, *args: Any, **kwargs: Any) -> Self:
-        """Create a learner from the arguments, and load a state written by `save_to_path`.
-
-        Raises:
-            ConfigError: If the path is a run directory. Use `load_learner` instead.
-            RunDirectoryError: If the file is damaged.
-        """
-        state = read(path)
+        """Create a learner from the arguments, and call `restore_from_path`."""
         learner = cls(*args, **kwargs)
-        learner.set_state(state)
+        learner.restore_from_path(path)
         return learner
+
+
+def _check_components(names: Iterable[str], state: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the state does not have an entry."""
+    for name in names:
+        if name not in state:
+            problem = f"no such component; available: {', '.join(state)}"
+            raise ConfigError("components", problem, name)

@@ -10,7 +10,6 @@ from torch import nn
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Statistics
 from maze_train.core.types import Tensor
-from maze_train.learner.components import check_chosen
 from maze_train.learner.config import LearnerGroupConfig, OptimizerSettings, Progress
 from maze_train.learner.learner import Learner
 from maze_train.learner.modules import DEFAULT_MODULE, Chosen, ModuleSource, torch_threads
@@ -21,7 +20,7 @@ Result = TypeVar("Result")
 class Learners:
     """Interface between a trainer and its learners; this class has one learner in this process.
 
-    `LearnerGroup` adds learners in other processes and background updates.
+    `LearnerGroup` adds learners in other processes.
 
     Args:
         learner: The learner.
@@ -46,10 +45,6 @@ class Learners:
         """Learn from experience; see `Learner.update`."""
         with torch_threads(self.settings.n_cpus_per_learner):
             return self._first.update(experience, progress)
-
-    def wait(self) -> Statistics:
-        """Wait for background updates, and return their statistics."""
-        return Statistics()
 
     def foreach_learner(self, function: Callable[[Learner[Any, Any, Any]], Result]) -> list[Result]:
         """Call a function with each learner, and return the results."""
@@ -107,7 +102,13 @@ class Learners:
 
     @policies_to_train.setter
     def policies_to_train(self, chosen: Chosen) -> None:
-        check_chosen(self.first.modules, chosen)
+        known = ", ".join(self.first.modules)
+        if isinstance(chosen, str):
+            raise ConfigError("policies_to_train", f"expected a list of ids from: {known}", chosen)
+        for module_id in () if chosen is None or callable(chosen) else chosen:
+            if module_id not in self.first.modules:
+                problem = f"no such module; available: {known}"
+                raise ConfigError("policies_to_train", problem, module_id)
         self.first.policies_to_train = chosen
         self._change()
 

@@ -292,14 +292,17 @@ class LearnerModules(dict[str, nn.Module]):
     def by_id(self, given: Data | Mapping[str, Data]) -> dict[str, Data]:
         """Return a mapping from module ID to value, given a mapping or the single module's value.
 
+        A mapping with other keys than module IDs is the value of the single module.
+
         Raises:
-            ConfigError: If a module does not exist.
+            ConfigError: If the value belongs to the single module, but there are others.
         """
-        if not isinstance(given, Mapping):
-            given = {DEFAULT_MODULE: given}
-        for module_id in given:
-            self.known(module_id)
-        return dict(given)
+        if isinstance(given, Mapping) and given.keys() <= self.keys():
+            return dict(given)
+        if DEFAULT_MODULE not in self and isinstance(given, Mapping):
+            self.known(next(key for key in given if key not in self))
+        self.known(DEFAULT_MODULE)
+        return {DEFAULT_MODULE: cast("Data", given)}
 
     def made(self, source: ModuleSource, like: str) -> nn.Module:
         """Return a given module, the result of a function, or a copy of `like` with new weights.

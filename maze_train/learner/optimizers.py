@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,9 +24,9 @@ from maze_train.learner.config import (
     is_adaptive,
     scheduled_value,
 )
-from maze_train.learner.flat_optimizers import Optimizer
 from maze_train.learner.flat_parameters import FlatParameters
 from maze_train.learner.quick_steps import can_be_short, fused_adam_step, without_compiler
+from maze_train.learner.rmsprop_tf import RMSpropTF
 
 # Avoids division by zero; same value as in `torch.nn.utils.clip_grad_norm_`.
 NORM_EPSILON = 1e-6
@@ -98,6 +99,16 @@ EPSILON = 1e-5
 
 ELEMENTWISE = ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam", "Adamax")
 """Element-wise optimizers of `torch.optim`, which give identical steps on a flat vector."""
+
+REMOVED_OPTIMIZERS = MappingProxyType(
+    {
+        "maze_train.Adam": "removed; use torch.optim.Adam with eps: 1e-8. Its steps differ by "
+        "rounding, so runs with this optimizer cannot be resumed; use them as base_run",
+        "maze_train.SGD": "removed; use torch.optim.SGD with lr multiplied by 1 - momentum. Runs "
+        "with this optimizer cannot be resumed; use them as base_run",
+    }
+)
+"""Optimizers of version 0.3, and what to use instead."""
 
 IMPLEMENTATIONS = ("fused", "foreach", "capturable", "differentiable")
 """Arguments of `torch.optim` that select an implementation; the default depends on the device."""
@@ -196,6 +207,8 @@ class ModuleOptimizer:
         self, node: Mapping[str, Any], key: str, groups: Sequence[list[nn.Parameter]]
     ) -> torch.optim.Optimizer | None:
         """Build the optimizer, on flat vectors if it is element-wise; None without parameters."""
+        if node[TARGET] in REMOVED_OPTIMIZERS:
+            raise ConfigError(f"{key}.{TARGET}", REMOVED_OPTIMIZERS[node[TARGET]], node[TARGET])
         optimizer_class = locate(node[TARGET], f"{key}.{TARGET}")
         if not (
             inspect.isclass(optimizer_class) and issubclass(optimizer_class, torch.optim.Optimizer)
@@ -207,12 +220,9 @@ class ModuleOptimizer:
                 "this optimizer evaluates the loss several times per step, which is not supported",
                 node[TARGET],
             )
-        if issubclass(optimizer_class, Optimizer):
-            is_elementwise = optimizer_class.is_elementwise
-        else:
-            is_torch = optimizer_class.__module__.startswith("torch.optim")
-            is_elementwise = is_torch and optimizer_class.__name__ in ELEMENTWISE
-        if is_elementwise:
+        is_torch = optimizer_class.__module__.startswith("torch.optim")
+        is_of_elements = is_torch and optimizer_class.__name__ in ELEMENTWISE
+        if is_of_elements or optimizer_class is RMSpropTF:
             self._flat = [FlatParameters(group) for group in groups]
             self._units = list(groups)
         if not self.params:
@@ -260,15 +270,14 @@ class ModuleOptimizer:
         """Return default arguments: an epsilon of 1e-5, the fused kernel, and `capturable`.
 
         An epsilon of 1e-5 instead of PyTorch's 1e-8 measurably improves actor-critic training.
-        Classes with a larger default, and the optimizers of this package, keep their default. The
-        fused kernel was the fastest for all tested sizes. Without it, `capturable` keeps the state
-        on the GPU, so that a step does not synchronise it.
+        Classes with a larger default keep their default. The fused kernel was the fastest for all
+        tested sizes. Without it, `capturable` keeps the state on the GPU, so that a step does not
+        synchronise it.
         """
         accepted = inspect.signature(optimizer_class).parameters
         defaults: dict[str, Any] = {}
         epsilon = accepted["eps"].default if "eps" in accepted else None
-        is_small = isinstance(epsilon, float) and epsilon < EPSILON
-        if is_small and not issubclass(optimizer_class, Optimizer):
+        if isinstance(epsilon, float) and epsilon < EPSILON:
             defaults["eps"] = EPSILON
         chosen = set(IMPLEMENTATIONS) & set(node)
         device = self.params[0].device.type if self.params else "none"

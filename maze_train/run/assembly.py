@@ -120,7 +120,7 @@ class Assembly:
         from maze_train.training.features import BuildFeatures
 
         features = BuildFeatures(agents=_agent_parts)
-        if config.learner_group.n_learners > 1 or config.learner_group.queue_size:
+        if config.learner_group.n_learners > 1:
             from maze_train.learner.group import LearnerGroup
 
             features = replace(features, make_group=LearnerGroup)

@@ -62,12 +62,6 @@ def _check(config: TrainConfig, count: int) -> None:
             learners.n_learners > 1,
             "each process of torchrun is a learner; expected 1, and torchrun --nproc-per-node",
         ),
-        (
-            "learner_group.queue_size",
-            learners.queue_size,
-            learners.queue_size,
-            "processes of torchrun update together; expected 0",
-        ),
         ("runner", runner.name, runner.name == "ray", "expected dev or local with torchrun"),
         (
             "evaluation.asynchronous",

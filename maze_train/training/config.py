@@ -186,10 +186,6 @@ class AlgorithmConfig(RenamedAttributes, OptimizerSettings):
     can_have_actors: ClassVar[bool] = False
     """Whether the algorithm supports actors (`runner.envs_per_actor`)."""
 
-    can_learn_meanwhile: ClassVar[bool] = False
-    """Whether updates can run in the background while experience is collected with older
-    weights (`learner_group.queue_size`)."""
-
     n_epochs: int = field(default=0, metadata=ON_RESUME)
     """Maximum number of epochs; 0: no limit (another limit must be set)."""
 

@@ -276,19 +276,16 @@ class Trainer(ABC):
         if selection is not None and crosses(
             selection.dump_interval_steps, steps_before, self.env_steps
         ):
-            self.statistics.merge(self.learners.wait())
             selection.dump(self.env_steps, self.epoch + 1)
 
     def _evaluate_within_epoch(self, length: int) -> None:
         """Evaluate between two updates of an epoch if the interval in steps has passed."""
         is_within = 0 < self._updates_in_epoch < length and not self.stop_reason
         if self.evaluation_interval_steps and is_within:
-            self.statistics.merge(self.learners.wait())
             self._evaluate_if_due(self.statistics.reduce())
 
     def _closed_row(self, last_epoch: int) -> dict[str, float]:
         """Return the metrics of the updates of an epoch."""
-        self.statistics.merge(self.learners.wait())
         self.learners.foreach_learner(lambda learner: learner.check_weights())
         row: dict[str, float] = {
             "epoch": self.epoch + 1,
@@ -521,7 +518,6 @@ class Trainer(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the complete training state; call between two updates."""
         selection, evaluator = self.model_selection, self.evaluator
-        self.statistics.merge(self.learners.wait())
         called = self.callbacks.state_dict()
         return {
             **({"callbacks": self.processes.state(called)} if called else {}),

@@ -177,7 +177,7 @@ def test_the_example_of_overrides_holds_everywhere(algorithm: str) -> None:
 
 def test_what_is_made_from_other_settings_is_refused() -> None:
     """Optimizer and buffer arguments that belong to another setting raise an error naming it."""
-    node = {"_target_": "maze_train.Adam", "lr": 0.5}
+    node = {"_target_": "torch.optim.Adam", "lr": 0.5}
     for algorithm in ("es", "sac", "ppo", "bc"):
         with pytest.raises(ConfigError, match=r"optimizer\.lr = 0\.5: set algorithm\.lr instead"):
             load(algorithm, optimizer=node)

@@ -95,7 +95,7 @@ def test_settings_of_evaluations_reach_them(deterministic: bool) -> None:
         ),
         ({**ES, "algorithm.action_noise_stddev": 0.1}, r"stddev = 0\.1: Discrete"),
         ({**ES, "algorithm.optimizer": {"_target_": "maze_train.Adm"}}, r"optimizer\._target_ = "),
-        ({**ES, "algorithm.optimizer": {"_target_": "maze_train.Adam", "eps": 0}}, "eps = 0"),
+        ({**ES, "algorithm.optimizer": {"_target_": "maze_train.RMSpropTF", "eps": 0}}, "eps = 0"),
     ],
     ids=str,
 )

@@ -153,8 +153,7 @@ def assert_equals_reference(table, model, config, optimizer):
 
 SGD: dict[str, Any] = {"_target_": "torch.optim.SGD"}
 OPTIMIZERS = {
-    "Adam": ({"_target_": "maze_train.Adam"}, torch.optim.Adam),
-    "Adam of PyTorch": ({"_target_": "torch.optim.Adam"}, partial(torch.optim.Adam, eps=1e-5)),
+    "Adam": ({"_target_": "torch.optim.Adam"}, partial(torch.optim.Adam, eps=1e-5)),
     "SGD": ({**SGD, "momentum": 0.5}, partial(torch.optim.SGD, momentum=0.5)),
     "not entry by entry": ({"_target_": "test_es_update.Directions"}, Directions),
 }

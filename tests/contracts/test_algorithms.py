@@ -238,8 +238,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("es", {"algorithm.policy_wrapper": {"_target_": "torch.nn.Identity"}}, "policy_wrapper = "),
     ("es", {"learner_group.n_learners": 2}, "learner_group.n_learners = 2: es supports a single"),
     ("es", {"learner_group.device": "cuda"}, "learner_group.device = 'cuda': es computes no"),
-    ("ppo", {"learner_group.queue_size": 1}, "learner_group.queue_size = 1: ppo is synchronous"),
-    ("impala", {"learner_group.drop_when_full": True}, "drop_when_full = True: has no effect"),
     (
         "sac",
         {"runner.envs_per_actor": 1},

@@ -272,7 +272,7 @@ CASES: dict[str, dict[str, Any]] = {
     "es, more steps": {
         **NORMALISED,
         "algorithm.n_timesteps_per_update": 150,
-        "algorithm.optimizer": {"_target_": "maze_train.SGD", "momentum": 0.8},
+        "algorithm.optimizer": {"_target_": "torch.optim.SGD", "momentum": 0.8},
         "algorithm.lr": {"points": [[0, 0.5], [900, 0.01]], "by": "env_steps"},
     },
     "es, sampled": {

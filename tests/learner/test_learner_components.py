@@ -1,25 +1,10 @@
 from __future__ import annotations
 
-from itertools import combinations
-
 import pytest
 import torch
 from practice_learner import ADAM, LineLearner, make_data, make_module
 
 from maze_train import ConfigError, Progress, RunDirectoryError, Schedule
-from maze_train.learner.components import parts_of, select
-
-STATE = {
-    "modules": {"a": 1, "ab": 2, "b": 3},
-    "optimizers": {"a/x": 4, "a/xy": 5, "b/x": 6},
-    "generator": 7,
-    "scalers": {"a": 8},
-}
-NAMES = [
-    *("modules", "modules/a", "modules/ab", "modules/b", "optimizers", "optimizers/a"),
-    *("optimizers/a/x", "optimizers/a/xy", "optimizers/b", "optimizers/b/x", "generator"),
-    "scalers",
-]
 
 
 class TwoOptimizers(LineLearner):
@@ -55,38 +40,25 @@ def same(ours, theirs):
     return torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs
 
 
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_components_are_chosen_by_name(count):
-    """Components are selected by name or by a prefix up to a slash; exclusions take precedence."""
-    for chosen in (None, *combinations(NAMES, count)):
-        for left_out in combinations(NAMES, count):
-            leaves = {
-                name
-                for name in parts_of(STATE)
-                if (chosen is None or any((name + "/").startswith(c + "/") for c in chosen))
-                and not any((name + "/").startswith(c + "/") for c in left_out)
-            }
-            assert parts_of(select(STATE, chosen, left_out)).keys() == leaves
+def test_components_are_entries_of_the_state():
+    """Entries are selected by name; exclusions take precedence; unknown names raise."""
+    learner = make_learner()
+    names = learner.state_dict().keys()
+    assert learner.get_state().keys() == names
+    chosen = learner.get_state(["modules", "generator"], not_components=["generator"])
+    assert chosen.keys() == {"modules"}
+    assert learner.get_state(not_components=["modules"]).keys() == names - {"modules"}
+    for given in ({"components": ["module"]}, {"not_components": ["module"]}):
+        with pytest.raises(ConfigError, match=r"components = 'module': no such .* modules, "):
+            learner.get_state(**given)
 
 
-@pytest.mark.parametrize("name", ["module", "modules/", "modules/c", "optimizers/a/", "scalers/a"])
-def test_unknown_components_are_named(name):
-    """The error lists the available components."""
-    for chosen, left_out in (([name], ()), (None, [name])):
-        with pytest.raises(ConfigError, match=rf"components = '{name}': no such .* optimizers/a/x"):
-            select(STATE, chosen, left_out)
-
-
-@pytest.mark.parametrize(
-    "component", ["modules", "modules/b", "optimizers", "optimizers/a/bias", "generator"]
-)
-def test_one_component_is_taken_over(component, tmp_path):
+@pytest.mark.parametrize("component", ["modules", "optimizers", "generator"])
+def test_one_component_is_restored(component, tmp_path):
     """One component is loaded from a learner or a file; all others are unchanged."""
     source, target = train(make_learner(), 0, 3), train(make_learner(5), 0, 2)
     before, wanted = target.state_dict(), source.state_dict()
-    expected = {**before}
-    for key, part in parts_of(select(wanted, [component])).values():
-        expected[key] = wanted[key] if part is None else {**expected[key], part: wanted[key][part]}
+    expected = {**before, component: wanted[component]}
     assert not same(expected, before)
     target.set_state(source.get_state([component]))
     assert same(target.state_dict(), expected)
@@ -127,7 +99,7 @@ def test_files_that_do_not_fit_change_nothing(tmp_path):
     learner = train(make_learner(), 0, 1)
     before = learner.state_dict()
     LineLearner({"c": make_module()}).save_to_path(tmp_path / "other")
-    with pytest.raises(ConfigError, match=r"component = 'modules/c': no such component"):
+    with pytest.raises(ConfigError, match=r"module_id = 'c': the state has other modules"):
         learner.restore_from_path(tmp_path / "other")
     (tmp_path / "other").write_bytes((tmp_path / "other").read_bytes()[:-1])
     with pytest.raises(RunDirectoryError, match=r"other is damaged"):

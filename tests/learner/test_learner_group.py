@@ -13,7 +13,6 @@ import time
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from types import SimpleNamespace
@@ -408,43 +407,6 @@ def test_state_of_any_number_of_learners():
             group.set_weights(state["learner"]["modules"])
             assert_all_equal(group)
             assert_equal_states(group.get_weights(), state["learner"]["modules"], exact=True)
-
-
-@slow
-def test_updates_in_a_thread():
-    """Asynchronous updates equal synchronous updates, even if a learner dies."""
-    with group_of(LEARNERS["impala"], 1) as (group, update):
-        update(5)
-        state = group.state_dict()
-        with pytest.raises(
-            ConfigError, match=r"learner_group.queue_size = 0: expected a number >= 1"
-        ):
-            group.async_update(None, Progress())
-
-    def send_to(sent, group):
-        sent.append(group.weights_seq_no)
-
-    for n_learners in (1, 3):
-        learner, experience = LEARNERS["impala"]()
-        settings = LearnerGroupConfig(n_learners=n_learners, queue_size=2)
-        processes = {"start_method": "fork", "on_worker_failure": "restart"}
-        place = LocalProcesses(timeout_s=PATIENCE_S, **processes)
-        group = LearnerGroup(learner, settings, place)
-        statistics, sent = Statistics(), []
-        try:
-            for step in range(5):
-                progress = Progress(updates=step)
-                if step == n_learners == 3:
-                    strike(group, signal.SIGKILL)
-                send = partial(send_to, sent, group)
-                statistics.merge(group.async_update(experience(step), progress, T * B, send))
-            assert_equal_states(group.state_dict(), state)
-            assert_all_equal(group)
-            statistics.merge(group.wait())
-        finally:
-            group.shutdown()
-        assert statistics.reduce()["learners/samples_trained"] == 5 * T * B
-        assert sent == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.exhaustive

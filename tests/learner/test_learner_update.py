@@ -167,7 +167,7 @@ def test_gradients_that_are_not_finite_end_training(bad):
         {"_target_": "torch.optim.SGD", "momentum": 0.9},
         {"_target_": "torch.optim.SGD"},
         {"_target_": "torch.optim.RMSprop"},
-        {"_target_": "maze_train.Adam"},
+        {"_target_": "maze_train.RMSpropTF"},
     ],
 )
 def test_steps_that_are_not_finite_can_be_left_out(node, number):
@@ -272,6 +272,27 @@ def test_optimizers_without_a_part_take_no_step(grad_clip):
                 torch.nn.utils.clip_grad_norm_([param], grad_clip)
             slow[name].step()
         torch.testing.assert_close(weights(learner), get_flat_parameters(net), rtol=1e-5, atol=1e-6)
+
+
+class OfMappings(LineLearner):
+    """Learner whose experience and minibatches are mappings."""
+
+    def minibatches(self, prepared, statistics):
+        yield prepared
+
+    def compute_loss_for_module(self, module_id, batch, statistics):
+        return super().compute_loss_for_module(module_id, batch["rows"], statistics)
+
+
+@pytest.mark.parametrize("way", ["update", "update_from_batch"])
+def test_a_mapping_with_other_keys_than_module_ids_is_a_batch(way):
+    """Batches of the single module may be mappings; keys that are all module IDs are IDs."""
+    learners = [OfMappings(make_module()) for _ in range(2)]
+    batch = {"rows": make_data()}
+    getattr(learners[0], way)(batch, Progress())
+    getattr(learners[1], way)({"default": batch}, Progress())
+    assert torch.equal(*map(weights, learners))
+    assert not torch.equal(weights(learners[0]), get_flat_parameters(make_module()))
 
 
 def test_minibatches_that_are_cut_already():

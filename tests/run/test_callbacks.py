@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from cases import everyday
 from own_callbacks import Diary, StopAt
 from own_envs import SpacesEnv
@@ -76,21 +74,6 @@ def test_what_a_callback_sees() -> None:
     history = short_run(callbacks=[Looking]).history
     assert all("eval/episode_return_mean" in row for row in history)
     assert seen == [(n, pytest.approx(n / 6), (n - 1) // 2) for n in range(1, 7)]
-
-
-def test_the_model_that_a_callback_sees_has_the_queued_updates() -> None:
-    """`run.model` has the weights of the learner after queued updates."""
-    seen: list[bool] = []
-
-    class Looking(Callback):
-        def on_update_end(self, run: Any) -> None:
-            weights = [param.clone() for param in run.model.parameters()]
-            time.sleep(0.02)
-            seen.append(all(map(torch.equal, weights, run.model.parameters())))
-
-    short_run(algorithm="impala", callbacks=[Looking], **{"learner_group.queue_size": 4})
-    assert len(seen) > 3
-    assert all(seen)
 
 
 @pytest.mark.parametrize("interval", [1, 5])

@@ -117,25 +117,6 @@ def test_what_was_learned_from_before_is_no_step(learned: list[Any]) -> None:
     assert all(x.replayed.tolist() == [False] * 4 + [True] * 6 for x in learned[1:])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "drops", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["waits", "drops"]
-)
-def test_learning_while_the_next_batch_is_gathered(drops: bool) -> None:
-    """Updates in a thread lose no step: all steps of an epoch are trained on or dropped."""
-    queue = {"learner_group.queue_size": 1, "learner_group.drop_when_full": drops}
-    given = 0
-    for row in impala_run(total_steps=12 * UPDATE, **queue).history:
-        new, given = row["env_steps"] - given, row["env_steps"]
-        dropped = row.get("learners/samples_dropped", 0)
-        assert row["learners/samples_trained"] + dropped == new > 0
-        assert row["learners/samples_queued"] == 0
-        assert row["train/gradient_steps"] == row["learners/samples_trained"] / UPDATE
-        assert drops or not dropped
-        assert_counted(row)
-    assert given == 12 * UPDATE
-
-
 # -- local ---------------------------------------------------------------------------------------
 
 

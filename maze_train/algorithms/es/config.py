@@ -52,9 +52,10 @@ class ESAlgorithmConfig(AlgorithmConfig):
     """Learning rate of the optimizer, > 0: a number, or a schedule such as `linear_0.01` (decays to
     0)."""
 
-    optimizer: dict[str, Any] = field(default_factory=lambda: {"_target_": "maze_train.Adam"})
-    """Optimizer class and its arguments, except the learning rate: `maze_train.Adam`,
-    `maze_train.SGD`, or a PyTorch optimizer."""
+    optimizer: dict[str, Any] = field(
+        default_factory=lambda: {"_target_": "torch.optim.Adam", "eps": 1e-8}
+    )
+    """Optimizer class and its arguments, except the learning rate."""
 
     l2_penalty: float = field(default=0.005, metadata=IN_RUN)
     """Coefficient of the L2 penalty (>= 0). The gradient of the penalty is the coefficient times

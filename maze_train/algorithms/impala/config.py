@@ -26,7 +26,6 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     builder_class: ClassVar[str] = "maze_train.algorithms.impala.trainer.ImpalaBuilder"
     has_snapshots: ClassVar[bool] = False
     can_have_actors: ClassVar[bool] = False  # `num_actors` sets the number of actors.
-    can_learn_meanwhile: ClassVar[bool] = True
     shared_settings: ClassVar[tuple[str, ...]] = ("num_actors", "actors_batch_size")
 
     module_settings: ClassVar[tuple[str, ...]] = (

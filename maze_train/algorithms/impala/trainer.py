@@ -17,7 +17,6 @@ from maze_train.collect.actor_worker import ActorPolicy
 from maze_train.collect.actors import DistributedActors, GatheredRollouts
 from maze_train.core.events import Statistics
 from maze_train.learner.config import Progress
-from maze_train.learner.group import LearnerGroup
 from maze_train.learner.learners import Learners
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.joint import JointModel, members_of
@@ -72,13 +71,9 @@ class IMPALA(Trainer):
         self.check_lost(steps)
         self.callbacks.call("on_rollout_end", seen=batch)
         batch |= {key: replay.mix(batch[key]) for key, replay in self.replay.items()}
-        learners = self.learners
-        if isinstance(learners, LearnerGroup) and learners.settings.queue_size:
-            ended_updates = learners.async_update(batch, progress, steps, self._send)
-        else:
-            ended_updates = learners.update(batch, progress)
-            self._send()
-        statistics.merge(ended_updates)
+        statistics.merge(self.learners.update(batch, progress))
+        if self.learners.weights_seq_no % config.broadcast_interval == 0:
+            self.actors.publish(self.learners.weights_seq_no)
         ended = time.perf_counter()
         statistics.record(TimeEvents.collect_s, collected - started)
         statistics.record(TimeEvents.update_s, ended - collected)
@@ -86,11 +81,6 @@ class IMPALA(Trainer):
         statistics.record(ActorTimeEvents.learner_wait_fraction, share, ended - started)
         self._record_actors(gathered, statistics)
         return steps
-
-    def _send(self) -> None:
-        """Broadcast the weights to the actors every `broadcast_interval` updates."""
-        if self.learners.weights_seq_no % self.algorithm_config.broadcast_interval == 0:
-            self.actors.publish(self.learners.weights_seq_no)
 
     def _record_actors(self, gathered: GatheredRollouts, statistics: Statistics) -> None:
         counts, events = self.actors.total_counts, ActorEvents
