@@ -60,7 +60,7 @@ pytestmark = pytest.mark.usefixtures("empty_directory")
     ],
     ids=["mapping", "class", "lambda", "EnvConfig", "id", "factory"],
 )
-def test_an_environment_is_named_in_many_ways(env: Any, length: int | None) -> None:
+def test_train_accepts_environments_in_all_forms(env: Any, length: int | None) -> None:
     """A mapping, a class, a function, a config and an id all name an environment."""
     result = short_run(env=env, total_steps=64)
     assert length in (None, result.history[-1]["eval/episode_length_mean"])
@@ -80,7 +80,7 @@ def test_an_environment_is_named_in_many_ways(env: Any, length: int | None) -> N
     ],
     ids=["whole", "sections", "name", "changes", "TrainConfig", "runner", "instantiate"],
 )
-def test_a_composed_configuration_is_trained(call: Callable[[Any], Any]) -> None:
+def test_train_accepts_composed_configurations(call: Callable[[Any], Any]) -> None:
     """Configurations are accepted as a whole or by section; further arguments override values."""
     with initialize_config_module("maze_train.conf", version_base="1.3"):
         config = compose("train", ["algorithm=ppo", "env.id=CartPole-v1"])
@@ -104,7 +104,7 @@ def test_a_composed_configuration_is_trained(call: Callable[[Any], Any]) -> None
     ],
     ids=["compare", "rollout", "evaluate", "resume", "search"],
 )
-def test_all_functions_take_containers_of_omegaconf(call: Callable[[Any], Any]) -> None:
+def test_functions_accept_omegaconf_containers(call: Callable[[Any], Any]) -> None:
     """OmegaConf lists of paths, sections and nested settings are accepted."""
     short_run(env="CartPole-v1", total_steps=64)
     node = {
@@ -120,7 +120,7 @@ def test_all_functions_take_containers_of_omegaconf(call: Callable[[Any], Any]) 
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", EnvConfig(id="CartPole-v1")], ids=["id", "config"])
-def test_a_run_that_goes_on_keeps_its_settings_where_the_environment_is_named(env: Any) -> None:
+def test_resume_with_an_environment_keeps_other_settings(env: Any) -> None:
     """On resume, only settings that are passed again change."""
     short_run(env="CartPole-v1", **{"algorithm.lr": 0.02}, total_steps=128)
     told = train(env, resume="run", total_steps=192)
@@ -129,7 +129,7 @@ def test_a_run_that_goes_on_keeps_its_settings_where_the_environment_is_named(en
     assert written_config("run")["algorithm"]["_target_"].endswith("PPOAlgorithmConfig")
 
 
-def test_the_policy_of_the_result_is_the_best_one_and_the_saved_one() -> None:
+def test_result_policy_is_the_saved_best_policy() -> None:
     """`result.policy` and `load_policy` have the weights of the best epoch."""
     result = short_run(env="CartPole-v1")
     obs = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
@@ -142,7 +142,7 @@ def test_the_policy_of_the_result_is_the_best_one_and_the_saved_one() -> None:
     assert len(repr(result)) < 1_000  # excludes the rows of metrics
 
 
-def test_settings_are_given_by_section_and_by_dotted_name() -> None:
+def test_train_accepts_sections_and_dotted_names() -> None:
     """Sections, dotted names, config objects and numpy numbers set values."""
     result = train(
         SpacesEnv,
@@ -166,7 +166,7 @@ def test_settings_are_given_by_section_and_by_dotted_name() -> None:
         ("ESTrainer", ("MlpPolicy",), {}, 'train("CartPole-v1", "es", '),
     ],
 )
-def test_arguments_of_other_libraries_are_answered_with_the_call(
+def test_arguments_of_other_libraries_suggest_the_call(
     name: str, arguments: Any, settings: Any, line: str
 ) -> None:
     """The error contains the equivalent call."""
@@ -189,7 +189,7 @@ def test_arguments_of_other_libraries_are_answered_with_the_call(
         ({"algorithm.n_epochs": abs}, "expected an integer"),
     ],
 )
-def test_wrong_arguments_are_told_before_anything_is_written(
+def test_invalid_arguments_raise_before_anything_is_written(
     arguments: dict[str, Any], message: str
 ) -> None:
     """The message suggests the nearest name; no file is created."""
@@ -198,7 +198,7 @@ def test_wrong_arguments_are_told_before_anything_is_written(
     assert list(Path().iterdir()) == []
 
 
-def test_a_directory_without_a_policy_is_an_error() -> None:
+def test_load_policy_without_policy_raises() -> None:
     """The message names the directory."""
     with pytest.raises(RunDirectoryError, match="nowhere contains no saved policy"):
         load_policy("nowhere")
@@ -209,7 +209,7 @@ def test_a_directory_without_a_policy_is_an_error() -> None:
     [("weight", math.nan, "weight is not finite"), ("weight", -math.inf, "weight is not finite"),
      ("mask", math.nan, "mask is not finite"), ("mask", -math.inf, "")],
 )  # fmt: skip
-def test_weights_that_are_not_finite_are_refused(name: str, number: float, text: str) -> None:
+def test_loading_non_finite_weights_raises(name: str, number: float, text: str) -> None:
     """The error names the weight; infinite masks of custom networks are allowed."""
     model = nn.Linear(2, 2)
     model.register_buffer("mask", torch.zeros(2))
@@ -219,7 +219,7 @@ def test_weights_that_are_not_finite_are_refused(name: str, number: float, text:
         load_weights(model, weights, Path("x"))
 
 
-def test_every_part_can_be_built_without_hydra() -> None:
+def test_run_can_be_built_from_dataclasses() -> None:
     """A run requires only dataclasses and a runner."""
     config = TrainConfig(
         env=EnvConfig(id="CartPole-v1"), algorithm=PPOAlgorithmConfig(), total_steps=1024, seed=0
@@ -230,7 +230,7 @@ def test_every_part_can_be_built_without_hydra() -> None:
     assert config.run_dir is None
 
 
-def test_a_loaded_policy_is_evaluated() -> None:
+def test_evaluate_equals_a_rollout_of_the_run() -> None:
     """`evaluate` in the environment of the run equals a rollout of the run."""
     wrapper = {"_target_": "own_envs.Scaled", "factor": 3.0}
     short_run(**{"env.wrappers": [wrapper], "env.training_wrappers": [wrapper]})
@@ -279,7 +279,7 @@ class Judge(Evaluator):
         self._rollouts.close()
 
 
-def test_an_evaluator_of_ones_own_gets_a_policy_that_acts() -> None:
+def test_custom_evaluator_gets_an_acting_policy() -> None:
     """Custom evaluators are called with the trained policy and do not affect training."""
     result = short_run(env="CartPole-v1", evaluators=[Judge()])
     plain = short_run("plain", env="CartPole-v1")

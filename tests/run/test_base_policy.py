@@ -159,7 +159,7 @@ def policy_weights(run_dir: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("algorithm", everyday(2, ["sac", "es", "ppo", "a2c", "impala"]))
 @pytest.mark.parametrize("mode", ["none", "running"])
-def test_networks_come_along_where_nothing_is_said_of_them(tmp_path, base, algorithm, mode):
+def test_base_run_provides_networks_by_default(tmp_path, base, algorithm, mode):
     """Without settings of networks, all algorithms use those of the base run."""
     earlier = base(f"unsaid {mode} box")
     changes: dict[str, Any] = {}
@@ -189,7 +189,7 @@ def test_networks_come_along_where_nothing_is_said_of_them(tmp_path, base, algor
         are_rows=True,
     ),
 )
-def test_bc_goes_on_from_the_policy_of_another(tmp_path, base, name, networks):
+def test_bc_continues_from_a_base_run(tmp_path, base, name, networks):
     """BC continues with the networks of its base run, also if that was trained with SAC."""
     run_dir = started(tmp_path, base(name), "bc")
     assert same_policy(base(name), run_dir)
@@ -253,7 +253,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     REFUSED,
     ids=[f"{number}-{case[0]}-{case[1]}" for number, case in enumerate(REFUSED)],
 )
-def test_a_base_that_does_not_fit(tmp_path, base, name, algorithm, changes, words):
+def test_incompatible_base_run_raises(tmp_path, base, name, algorithm, changes, words):
     """The error contains key, value, allowed values and remedy; nothing is written."""
     action = "box" if name.endswith("box") else "discrete"
     with pytest.raises(ConfigError, match=words):
@@ -261,7 +261,7 @@ def test_a_base_that_does_not_fit(tmp_path, base, name, algorithm, changes, word
     assert not (tmp_path / "next").exists()
 
 
-def test_sac_begins_with_a_base_whose_entropy_is_fixed(tmp_path, base):
+def test_sac_with_fixed_entropy_base_requires_fixed_temperature(tmp_path, base):
     """A policy with fixed entropy requires a fixed temperature."""
     fixed = {"algorithm.entropy_tuning": False}
     run_dir = started(tmp_path, base("fixed box"), "sac", **fixed)
@@ -270,7 +270,7 @@ def test_sac_begins_with_a_base_whose_entropy_is_fixed(tmp_path, base):
 
 @pytest.mark.parametrize(("mode", "count"), [("running", 40 + 32), ("estimated", 40)])
 @pytest.mark.parametrize("mode_of_base", ["running", "estimated"])
-def test_the_new_run_says_whether_statistics_go_on(tmp_path, base, mode_of_base, mode, count):
+def test_new_run_decides_whether_statistics_are_updated(tmp_path, base, mode_of_base, mode, count):
     """The mode of the new run decides whether statistics are updated."""
     earlier = base(f"bc {mode_of_base}")
     changes = {**RUNNING, "model.normalization.mode": mode, "total_steps": 32}
@@ -281,7 +281,7 @@ def test_the_new_run_says_whether_statistics_go_on(tmp_path, base, mode_of_base,
     assert float(after["normalizer.count"]) == count
 
 
-def test_settings_that_may_be_given(tmp_path, base):
+def test_settings_equal_to_the_base_are_allowed(tmp_path, base):
     """Settings equal to the base, and settings of initialisation and statistics, are allowed."""
     changes = {
         **RUNNING,
@@ -296,7 +296,7 @@ def test_settings_that_may_be_given(tmp_path, base):
     assert written(run_dir)["orthogonal_init"] is True
 
 
-def test_versions_of_the_base(tmp_path):
+def test_base_run_accepts_policy_versions(tmp_path):
     """The best, final or an epoch's policy; the error lists the available versions."""
     base = tmp_path / "base"
     dumped = {"evaluation.dump_interval": 2, "evaluation.mode": "min", "total_steps": 256}
@@ -343,7 +343,7 @@ def test_versions_of_the_base(tmp_path):
     ],
     ids=["same", "no critic", "other rewards", "other values"],
 )
-def test_critics_are_taken_over_where_there_is_one(tmp_path, base, capsys, name, changes, new):
+def test_ppo_critics_are_loaded_from_the_base(tmp_path, base, capsys, name, changes, new):
     """Critics are loaded from PPO to PPO; otherwise they are newly initialised."""
     run_dir = started(tmp_path, base(name), "ppo", "discrete", **changes)
     parts = f"policy; new: {new}" if new else "policy, critic"
@@ -353,7 +353,7 @@ def test_critics_are_taken_over_where_there_is_one(tmp_path, base, capsys, name,
         assert all(torch.equal(critics[0][key], critics[1][key]) for key in critics[0])
 
 
-def test_temperatures_are_those_of_the_new_run(tmp_path, base, capsys):
+def test_temperatures_come_from_the_new_settings(tmp_path, base, capsys):
     """Critics and their targets are loaded, but temperatures are settings."""
     fixed = {"algorithm.entropy_coef": 0.05, "algorithm.entropy_tuning": False}
     run_dir = started(tmp_path, base("sac box"), "sac", **fixed)
@@ -367,7 +367,7 @@ def test_temperatures_are_those_of_the_new_run(tmp_path, base, capsys):
 
 
 @pytest.mark.parametrize("says_networks", [True, False])
-def test_a_continued_run_does_not_need_its_base(tmp_path, says_networks):
+def test_resume_does_not_require_the_base_run(tmp_path, says_networks):
     """Resuming a run does not require its base run."""
     base = cloned(tmp_path, "bc", "box")
     given = {"total_steps": 64, **(NETS if says_networks else {})}

@@ -63,7 +63,7 @@ def same_weights(run_dir: Path, other: Path) -> bool:
 
 
 @pytest.mark.parametrize("action", [name for name in ACTION_SPACES if "choice" not in name])
-def test_every_kind_of_action(tmp_path, action):
+def test_bc_learns_every_action_space(tmp_path, action):
     """All action spaces, with Dict observations, validation and rollouts."""
     data = record(tmp_path / "data", SpacesEnv(obs="dict", action=action))
     env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": action}}
@@ -79,7 +79,7 @@ def test_every_kind_of_action(tmp_path, action):
     assert all(torch.equal(own[key], again[key]) for key in own)
 
 
-def test_without_an_environment_the_validation_loss_selects(tmp_path, cartpole):
+def test_validation_loss_selects_without_environment(tmp_path, cartpole):
     """Without an environment, the smallest validation loss is selected."""
     result = start(tmp_path / "run", cartpole)
     rows = read_metrics(tmp_path / "run")
@@ -90,7 +90,7 @@ def test_without_an_environment_the_validation_loss_selects(tmp_path, cartpole):
     assert result.policy.act(np.zeros(4, np.float32)) in (0, 1)
 
 
-def test_with_an_environment_the_return_selects(tmp_path, cartpole):
+def test_return_selects_with_environment(tmp_path, cartpole):
     """With an environment, the return selects by default."""
     result = start(tmp_path / "run", cartpole, "CartPole-v1")
     rows = read_metrics(tmp_path / "run")
@@ -100,7 +100,7 @@ def test_with_an_environment_the_return_selects(tmp_path, cartpole):
     assert result.summary.best_metric == max(row["validation/discrete_accuracy"] for row in rows)
 
 
-def test_no_validation(tmp_path, cartpole):
+def test_training_loss_selects_without_validation(tmp_path, cartpole):
     """With 0 % validation data, the training loss selects."""
     result = start(tmp_path / "run", cartpole, **{"algorithm.validation_percentage": 0})
     rows = read_metrics(tmp_path / "run")
@@ -111,7 +111,7 @@ def test_no_validation(tmp_path, cartpole):
     )
 
 
-def test_a_single_episode_is_not_validated(tmp_path, capsys):
+def test_single_episode_is_not_split(tmp_path, capsys):
     """A dataset with one episode is not split, and a note is printed."""
     data = record(tmp_path / "data", SpacesEnv(), n_episodes=1)
     start(tmp_path / "run", data)
@@ -128,7 +128,7 @@ def test_early_stopping(tmp_path, cartpole):
     assert result.summary.best_epoch == int(np.argmin(losses)) + 1
 
 
-def test_passes_and_steps_end_a_run(tmp_path, cartpole):
+def test_passes_or_epoch_length_define_epochs(tmp_path, cartpole):
     """An epoch is a pass or `epoch_length` updates; steps are samples."""
     changes = {"algorithm.epoch_length": 2, "algorithm.n_epochs": 0, "total_steps": 100}
     result = start(tmp_path / "run", cartpole, **changes)
@@ -136,7 +136,7 @@ def test_passes_and_steps_end_a_run(tmp_path, cartpole):
     assert result.summary.env_steps == 7 * 16
 
 
-def test_a_function_that_gives_trajectories(tmp_path, cartpole, monkeypatch):
+def test_dataset_function_is_accepted(tmp_path, cartpole, monkeypatch):
     """Datasets from a function, with and without an environment."""
     monkeypatch.setenv("RECORDED", str(cartpole))
     node = {"_target_": "test_bc_runs.own_trajectories"}
@@ -158,7 +158,7 @@ def own_dataset() -> TrajectoryDataset:
     return TrajectoryDataset.open(os.environ["RECORDED"])
 
 
-def test_balanced_classes_reach_the_loss(tmp_path):
+def test_balanced_class_weights_change_the_policy(tmp_path):
     """Class weights change the policy if classes have different frequencies."""
     env = gymnasium.make("CartPole-v1")
     data = record(tmp_path / "data", env, lambda obs: int(obs[3] > 0.5))
@@ -220,7 +220,7 @@ def build_other(*given: Any, **settings: Any) -> nn.Module:
         ),
     ],
 )
-def test_what_is_refused(tmp_path, cartpole, changes, message):
+def test_invalid_bc_settings_raise(tmp_path, cartpole, changes, message):
     """Errors contain the key, allowed values and the remedy."""
     given = {"runner.dataset": str(cartpole), "run_dir": tmp_path / "run", **SMALL, **changes}
     if "model.rnn.size" in changes:
@@ -231,7 +231,7 @@ def test_what_is_refused(tmp_path, cartpole, changes, message):
     assert not (tmp_path / "run").exists()
 
 
-def test_damaged_parts(tmp_path, capsys, cartpole):
+def test_damaged_dataset_raises_or_is_skipped(tmp_path, capsys, cartpole):
     """A damaged file of the dataset raises an error or, with `on_damaged=skip`, is skipped."""
     data = shutil.copytree(cartpole, tmp_path / "data")
     victim = sorted(data.glob("part-*"))[0]
@@ -250,7 +250,7 @@ class AnyChoice(SpacesEnv):
         return super().step(action)
 
 
-def test_recorded_actions_that_masks_forbid(tmp_path):
+def test_recorded_illegal_actions_raise(tmp_path):
     """Recorded illegal actions raise an error."""
     env = AnyChoice("mask", "choice", length=6)
     data = record(tmp_path / "data", env, lambda obs: int(np.argmax(mask_of(obs))))
@@ -269,7 +269,7 @@ def test_recorded_actions_that_masks_forbid(tmp_path):
             start(tmp_path / "bad", data)
 
 
-def test_only_masked_parts_have_to_be_legal(tmp_path):
+def test_unmasked_components_need_not_be_legal(tmp_path):
     """Box actions outside a mask are not checked."""
     env = SpacesEnv("part mask", "choice and number")
     number = np.array([150.0], np.float32)
@@ -279,7 +279,7 @@ def test_only_masked_parts_have_to_be_legal(tmp_path):
     assert start(tmp_path / "run", data).summary.epochs == 3
 
 
-def test_validation_data_are_other_episodes(tmp_path, cartpole, monkeypatch):
+def test_validation_uses_other_episodes(tmp_path, cartpole, monkeypatch):
     """Trap 51: training and validation use different episodes, split by the seed."""
     from maze_train.algorithms.bc import build as bc
 
@@ -299,7 +299,7 @@ def test_validation_data_are_other_episodes(tmp_path, cartpole, monkeypatch):
         assert sorted(training + validation) == list(range(10))
 
 
-def test_data_that_do_not_fit_in_memory(tmp_path, cartpole, monkeypatch):
+def test_large_datasets_stay_in_files(tmp_path, cartpole, monkeypatch):
     """Large datasets stay in files; `storage=memory` raises an error."""
     from maze_train.algorithms.bc import build as bc
 
@@ -312,7 +312,7 @@ def test_data_that_do_not_fit_in_memory(tmp_path, cartpole, monkeypatch):
     assert same_weights(tmp_path / "auto", tmp_path / "memory")
 
 
-def test_actions_of_another_size_than_the_policy(tmp_path, capsys):
+def test_actions_of_another_scale_are_noted(tmp_path, capsys):
     """A note suggests a remedy if actions are far from the initial distribution."""
     env = ScaledEnv(1000.0)
     data = record(tmp_path / "data", env)
@@ -347,7 +347,7 @@ class ScaledEnv(SpacesEnv):
         ("eval/wolf/episode_return_mean", "max"),
     ],
 )
-def test_which_metrics_are_better_when_small(metric, mode):
+def test_losses_and_errors_are_minimized(metric, mode):
     """Losses, errors and ranks are minimised."""
     assert EvaluationConfig().selection_mode(metric) == mode
     assert EvaluationConfig(mode="max").selection_mode(metric) == "max"

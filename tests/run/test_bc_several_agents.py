@@ -73,7 +73,7 @@ def turns_of(episode: Trajectory, agents: list[int]) -> int:
     return int(acts["acts"][:-1][:, agents].sum())
 
 
-def test_each_policy_learns_from_the_turns_of_its_agents() -> None:
+def test_policies_learn_from_turns_of_their_agents() -> None:
     """Steps and validation losses match a loop over episodes, steps and agents."""
     run("run", **{"algorithm.n_epochs": 1, "model.normalization.mode": "running"})
     dataset = open_dataset("data/trajectories")
@@ -113,7 +113,7 @@ def test_each_policy_learns_from_the_turns_of_its_agents() -> None:
     assert found["eval/first/episode_return_mean"] == -found["eval/second/episode_return_mean"]
 
 
-def test_a_clone_acts_as_those_who_were_recorded() -> None:
+def test_clone_learns_a_deterministic_rule() -> None:
     """A deterministic rule is learned, also with default policies."""
     more = {"record": True, "n_episodes": 12, "output_dir": "rule"}
     play(env=ENV, policies={"all": {**PLAYERS, "source": ONE}, "referee": ONE}, **more)
@@ -135,7 +135,7 @@ def test_a_clone_acts_as_those_who_were_recorded() -> None:
     ],
     ids=["own", "frozen", "not chosen"],
 )
-def test_policies_that_do_not_learn(other: dict[str, Any]) -> None:
+def test_frozen_policies_act_in_evaluations_only(other: dict[str, Any]) -> None:
     """Frozen policies act in evaluations but are not trained."""
     result = run("run", **other, **{"evaluation.metric": "validation/players/loss"})
     names = numbers("run")
@@ -146,7 +146,7 @@ def test_policies_that_do_not_learn(other: dict[str, Any]) -> None:
     assert "eval/referee/episode_return_mean" in names
 
 
-def test_reinforcement_learning_goes_on_from_clones() -> None:
+def test_reinforcement_learning_continues_from_clones() -> None:
     """All or single cloned policies can be used as base or in rollouts."""
     run("clone")
     ppo = {"algorithm": "ppo", "algorithm.n_rollout_steps": 16, "algorithm.batch_size": 16}
@@ -159,7 +159,7 @@ def test_reinforcement_learning_goes_on_from_clones() -> None:
     assert summary("out")["policy"]["policies"]["second"]["algorithm"] == "bc"
 
 
-def test_masks_that_forbid_recorded_actions_name_the_agent() -> None:
+def test_recorded_illegal_actions_name_the_agent() -> None:
     """The error names episode, step and agent; inactive agents are not checked."""
     run("fine")
     dataset = open_dataset("data/trajectories", mmap=False)
@@ -209,14 +209,14 @@ MEMORY = {"agents": ["referee"], "model": {"rnn": {"cell": "gru", "size": 4}}}
     ],
     ids=["memory", "metric", "typo", "left out", "no one", "opponents", "env"],
 )
-def test_what_does_not_fit_is_named(more: dict[str, Any], problem: str) -> None:
+def test_invalid_multi_agent_settings_raise(more: dict[str, Any], problem: str) -> None:
     """The error contains key, value and allowed values; no run is created."""
     with pytest.raises(ConfigError, match=problem):
         run("run", **more)
     assert not Path("run").exists()
 
 
-def test_a_policy_whose_agents_never_act() -> None:
+def test_policy_without_samples_raises() -> None:
     """A policy without samples raises an error before training."""
     dataset = open_dataset("data/trajectories", mmap=False)
     part: Any = dataset.parts[0]

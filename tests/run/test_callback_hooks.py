@@ -57,7 +57,7 @@ class Counting(Callback):
 @pytest.mark.parametrize(
     ("algorithm", "more"), [("ppo", {}), ("sac", {}), ("ppo", POLES)], ids=["ppo", "sac", "poles"]
 )
-def test_the_order_of_hooks(algorithm: str, more: Any) -> None:
+def test_callback_hooks_run_in_order(algorithm: str, more: Any) -> None:
     """`on_step` is called once per step, and results of the run are unchanged."""
     counting = Counting()
     result = short_run(algorithm=algorithm, callbacks=[counting], **more)
@@ -78,7 +78,7 @@ def test_the_order_of_hooks(algorithm: str, more: Any) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["es", "impala"])
-def test_hooks_without_steps_in_this_process(algorithm: str) -> None:
+def test_on_step_with_actors_raises(algorithm: str) -> None:
     """`on_rollout_end` is called; `on_step` raises an error before the run."""
     with pytest.raises(ConfigError, match=r"on_step = .*Counting'?: not available with actors"):
         short_run(algorithm=algorithm, callbacks=[Counting()])
@@ -96,13 +96,13 @@ def test_hooks_without_steps_in_this_process(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize(("hook", "updates"), [("rollout", 1), ("evaluation", 2)])
-def test_a_hook_stops_the_run(hook: str, updates: int) -> None:
+def test_callback_hook_stops_the_run(hook: str, updates: int) -> None:
     """The run stops after the current update or the evaluated epoch."""
     short_run(callbacks=[Counting(stops_in=hook)])
     assert (summary("run")["stop_reason"], summary("run")["updates"]) == ("enough", updates)
 
 
-def test_a_step_that_fails_loses_nothing() -> None:
+def test_failing_on_step_loses_nothing() -> None:
     """The update is finished, and the resumed run equals an undisturbed run."""
 
     class Fails(Callback):
@@ -119,7 +119,7 @@ def test_a_step_that_fails_loses_nothing() -> None:
     assert rows("run") == rows("whole")
 
 
-def test_what_is_logged_is_in_tensorboard(capsys: pytest.CaptureFixture[str]) -> None:
+def test_logged_content_is_in_tensorboard(capsys: pytest.CaptureFixture[str]) -> None:
     """Content is logged at the current step; without a writer, a warning is printed once."""
     short_run(callbacks=[Logs()])
     events = EventAccumulator("run").Reload()
@@ -153,7 +153,7 @@ def test_what_is_logged_is_in_tensorboard(capsys: pytest.CaptureFixture[str]) ->
         (lambda: animation(np.zeros((1, 2, 2, 3), np.uint8), 0.0), "fps = 0.0: expected"),
     ],
 )
-def test_what_cannot_be_logged(call: Any, message: str) -> None:
+def test_logging_invalid_values_raises(call: Any, message: str) -> None:
     """Invalid shapes and values raise an error."""
     with pytest.raises(ConfigError, match=message):
         call()

@@ -52,7 +52,7 @@ CONSTANT = {"algorithm.lr": 1e-3}
         ),
     ],
 )
-def test_what_may_not_change(config: Any, key: str, value: Any, message: str) -> None:
+def test_unchangeable_settings_raise(config: Any, key: str, value: Any, message: str) -> None:
     """The error states the reason and the settings that may change."""
     settings = ChangedSettings(config)
     with pytest.raises(ConfigError, match=message):
@@ -63,7 +63,7 @@ def test_what_may_not_change(config: Any, key: str, value: Any, message: str) ->
     assert not settings.are_changed
 
 
-def test_what_is_given_for_a_resumed_run_wins() -> None:
+def test_settings_given_on_resume_take_precedence() -> None:
     """Settings passed on resume replace changes in the checkpoint."""
     settings = ChangedSettings(PPOAlgorithmConfig(lr=1.0))
     settings.change("algorithm.lr", "linear_8", has_progress=True)
@@ -81,7 +81,7 @@ def test_what_is_given_for_a_resumed_run_wins() -> None:
     assert list(again.metrics(Progress())) == ["settings/target_kl"]
 
 
-def test_settings_of_modules() -> None:
+def test_changed_module_settings_resume() -> None:
     """They replace the shared settings of one module, and resume with the changes."""
     given = PPOAlgorithmConfig(lr=1.0, overrides={"wolf": {"entropy_coef": 0.5}})
     settings, modules = ChangedSettings(given), ["wolf", "sheep"]
@@ -103,7 +103,7 @@ TWO_LEARNERS = {**FORK, "learner_group.n_learners": 2, "algorithm.device": "cpu"
 
 
 @pytest.mark.parametrize("learners", [{}, TWO_LEARNERS])
-def test_learners_use_the_settings_of_modules(learners: dict[str, Any], tmp_path: Path) -> None:
+def test_learners_repeat_changed_module_settings(learners: dict[str, Any], tmp_path: Path) -> None:
     """Resumed runs and several learners repeat them."""
     start("agents: ppo, changes", tmp_path / "whole", **learners)
     start("agents: ppo, changes", tmp_path / "run", **ONE_EPOCH, **learners)
@@ -118,7 +118,7 @@ def test_learners_use_the_settings_of_modules(learners: dict[str, Any], tmp_path
 
 
 @pytest.mark.usefixtures("empty_directory")
-def test_a_resumed_run_may_change_what_a_running_one_may() -> None:
+def test_resume_may_change_the_changeable_settings() -> None:
     """Changes apply from the next update on."""
     callback = Changes([[1, "entropy_coef", 0.1]])
     first = {"algorithm.n_epochs": 1}
@@ -138,7 +138,7 @@ def test_a_resumed_run_may_change_what_a_running_one_may() -> None:
 
 
 @pytest.mark.usefixtures("empty_directory")
-def test_a_fixed_temperature_may_change_on_resume() -> None:
+def test_fixed_temperature_may_change_on_resume() -> None:
     """The setting replaces the temperature in the checkpoint."""
     fixed = {"algorithm.entropy_tuning": False, "algorithm.entropy_coef": 0.5}
     short_run("run", "sac", **fixed, total_steps=64)
@@ -147,7 +147,7 @@ def test_a_fixed_temperature_may_change_on_resume() -> None:
 
 
 @pytest.mark.usefixtures("empty_directory")
-def test_a_change_that_a_learner_does_not_accept_changes_nothing(
+def test_rejected_change_leaves_all_learners_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A rejected change leaves all learners unchanged."""
@@ -176,7 +176,7 @@ def test_a_change_that_a_learner_does_not_accept_changes_nothing(
 
 
 @pytest.mark.usefixtures("empty_directory")
-def test_where_a_callback_may_change_settings() -> None:
+def test_callbacks_may_not_change_settings_in_on_checkpoint() -> None:
     """Changes are not allowed in `on_checkpoint` and have no effect at a resumed start."""
 
     class Halves(Callback):

@@ -158,7 +158,7 @@ def test_third_party_vector_environments_raise() -> None:
         check_env(gymnasium.make_vec("CartPole-v1", 2))
 
 
-def test_the_command_fails_if_a_check_fails(capfd: pytest.CaptureFixture[str]) -> None:
+def test_check_command_exits_with_1_on_problems(capfd: pytest.CaptureFixture[str]) -> None:
     """The exit code is 1 with the problems, otherwise 0."""
     assert main(["check", "env=CartPole-v1"]) == 0
     assert "CartPole-v1: 0 problems; reset" in capfd.readouterr().out
@@ -181,7 +181,7 @@ class CountedEnv(CountingEnv):
         return super().step(action)
 
 
-def test_training_takes_only_its_own_steps(tmp_path: Any) -> None:
+def test_training_takes_no_other_steps(tmp_path: Any) -> None:
     """A run without evaluation builds its environments only, and takes no other steps."""
     train(
         CountedEnv,

@@ -63,7 +63,7 @@ def graphs(compiler: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", everyday(1, CASES))
 @pytest.mark.exhaustive
-def test_numbers_are_those_of_the_ordinary_way(case: str, graphs: Any) -> None:
+def test_compiled_results_match_eager_mode(case: str, graphs: Any) -> None:
     """Results match eager mode; graphs are compiled in the first epoch."""
     algorithm, way, more, count = CASES[case]
     short_run("plain", algorithm, **more)
@@ -86,7 +86,7 @@ def test_numbers_are_those_of_the_ordinary_way(case: str, graphs: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_a_loss_that_is_no_graph_is_refused(graphs: Any) -> None:
+def test_uncompilable_loss_raises(graphs: Any) -> None:
     """The error contains the reason; `forward` works except for recurrent networks."""
     with pytest.raises(ConfigError, match=r"algorithm.compile = 'forward': .*recurrent"):
         short_run(**{"algorithm.compile": "forward", "model.rnn.size": 6})
@@ -112,13 +112,13 @@ sys.exit("torch._dynamo" in sys.modules)
 """
 
 
-def test_other_runs_do_not_load_the_compiler() -> None:
+def test_runs_without_compile_do_not_load_the_compiler() -> None:
     """The compiler, which takes a second to import, is not loaded."""
     paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "helpers")}
     assert subprocess.run([sys.executable, "-c", UNLOADED], env=paths, check=False).returncode == 0
 
 
-def test_without_a_compiler_there_is_a_warning(
+def test_missing_compiler_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a C++ compiler, the run uses analytic gradients."""

@@ -66,14 +66,14 @@ class Play:
         return level
 
 
-def test_stages_begin_by_steps() -> None:
+def test_curriculum_stages_begin_by_steps() -> None:
     """Stages begin at the end of the update that reaches their steps."""
     play = Play(stages=by_level({"steps": 15}, {"steps": 20}, {"steps": 45}))
     assert [play.epoch() for _ in range(6)] == [0, 2, 2, 2, 3, 3]
     assert play.stages == [0, 2, 2, 2, 3, 3]
 
 
-def test_stages_begin_by_a_metric() -> None:
+def test_curriculum_stages_begin_by_a_metric() -> None:
     """Stages begin by the mean over a window of epochs within the stage."""
     stages = by_level({"above": 0.5}, {"above": 0.7}, {"steps": 100})
     play = Play(stages=stages, window=2)
@@ -85,7 +85,7 @@ def test_stages_begin_by_a_metric() -> None:
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_stages_go_back(sign: float) -> None:
+def test_curriculum_stages_return_with_back(sign: float) -> None:
     """With `back`, stages return in both directions of the metric."""
     key = "above" if sign > 0 else "below"
     stages = by_level(*[{key: sign * 0.8, "back": sign * 0.2}] * 2)
@@ -104,7 +104,7 @@ def test_a_success_rate_is_zero_until_an_episode_reports_success() -> None:
     assert play.epoch(episodes=3, success_rate=0.5) == 2
 
 
-def test_arguments_of_calls() -> None:
+def test_curriculum_calls_accept_all_kinds_of_arguments() -> None:
     """Calls with no, one, several and keyword arguments."""
     made: list[Any] = []
     calls = {"one": 1, "two": [1, 2], "named": {"a": 1}, "none": []}
@@ -141,7 +141,7 @@ def test_arguments_of_calls() -> None:
         ([{}, {"step": 1}], r"stages\[1\].step"),
     ],
 )
-def test_wrong_stages(stages: Any, message: str) -> None:
+def test_invalid_curriculum_stages_raise(stages: Any, message: str) -> None:
     """Invalid stages raise an error before the run."""
     with pytest.raises(ConfigError, match=f"curriculum.{message}"):
         short_run(**LEVELS, **{"curriculum.stages": stages})
@@ -171,7 +171,7 @@ def test_wrong_stages(stages: Any, message: str) -> None:
         ),
     ],
 )
-def test_wrong_names_end_a_run_at_its_start(
+def test_unknown_names_of_stages_raise_at_the_start(
     stages: Any, metric: str, error: Any, message: str
 ) -> None:
     """Names of all stages are checked at the start."""
@@ -180,7 +180,7 @@ def test_wrong_names_end_a_run_at_its_start(
     assert not Path("run/metrics.csv").exists() or len(rows("run")) == 1
 
 
-def test_clones_have_no_curriculum(tmp_path: Path) -> None:
+def test_curriculum_of_bc_raises(tmp_path: Path) -> None:
     """Behavioral cloning does not support a curriculum."""
     given = {"curriculum.stages": by_level(), "runner.dataset": str(tmp_path)}
     with pytest.raises(ConfigError, match=r"curriculum.stages = 1: bc does not use environments"):
@@ -188,7 +188,7 @@ def test_clones_have_no_curriculum(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("empty_directory")
-def test_the_console_tells_stages(capsys: pytest.CaptureFixture[str]) -> None:
+def test_console_shows_curriculum_stages(capsys: pytest.CaptureFixture[str]) -> None:
     """The console shows the start of stages and the current stage."""
     stages = by_level({"steps": 64})
     short_run(**LEVELS, **{"curriculum.stages": stages, "tracking.progress": "lines"})

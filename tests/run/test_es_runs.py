@@ -43,7 +43,7 @@ def es_run(run_dir: str = "run", env: Any = WalkEnv, **overrides: Any) -> Any:
 # -- dev -----------------------------------------------------------------------------------------
 
 
-def test_metrics() -> None:
+def test_metrics_are_plausible() -> None:
     """Metrics of ES have plausible values."""
     result = es_run()
     assert (result.summary.stop_reason, result.summary.updates) == ("n_epochs", 6)
@@ -62,7 +62,7 @@ def test_metrics() -> None:
     assert before == summary("run")["env_steps"]
 
 
-def test_sampled_actions_and_noise_of_actions_count() -> None:
+def test_sampling_and_action_noise_change_episodes() -> None:
     """Sampled actions and action noise change episodes from the first update on."""
     one_update = {"algorithm.n_epochs": 1, "algorithm.epoch_length": 1}
     found = []
@@ -80,7 +80,7 @@ def test_sampled_actions_and_noise_of_actions_count() -> None:
     assert found[2] != found[3]
 
 
-def test_episodes_of_training_are_cut() -> None:
+def test_max_steps_truncates_training_episodes_only() -> None:
     """`max_steps` truncates training episodes only."""
     result = es_run(env=partial(SpacesEnv, length=50), **{"algorithm.max_steps": 7})
     for row in result.history:
@@ -88,7 +88,7 @@ def test_episodes_of_training_are_cut() -> None:
         assert row["eval/episode_length_mean"] == 50
 
 
-def test_a_wrapper_acts_and_is_saved() -> None:
+def test_policy_wrapper_acts_and_is_saved() -> None:
     """A policy wrapper applies to members, evaluations and the loaded policy."""
     node = {"_target_": "test_es_runs.Reckless", "place": -2.0}  # applies everywhere
     result = es_run(env=SpacesEnv, **{"algorithm.policy_wrapper": node})

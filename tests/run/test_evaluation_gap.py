@@ -37,7 +37,7 @@ def told_at(train: list[float], evaluated: list[float], **config: Any) -> list[i
 
 
 @pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (1e-3, 5.0), (1e4, -1e5)])
-def test_evaluations_that_fall_behind_are_told_once(scale: float, shift: float) -> None:
+def test_evaluation_gap_is_noted_once(scale: float, shift: float) -> None:
     """The hint is printed once, for any scale of rewards."""
     train, evaluated = ([scale * x + shift for x in series] for series in (LEARNED, JUMPS))
     assert told_at(train, evaluated) == [6]
@@ -65,7 +65,9 @@ def test_evaluations_that_fall_behind_are_told_once(scale: float, shift: float) 
         "constant", "no training", "no evaluation",
     ],
 )  # fmt: skip
-def test_what_is_not_told(train: list[float], evaluated: list[float]) -> None:
+def test_evaluation_gap_is_not_noted_without_improvement(
+    train: list[float], evaluated: list[float]
+) -> None:
     """No hint before training has improved or if both returns are low."""
     assert told_at(train, evaluated) == []
 
@@ -73,13 +75,13 @@ def test_what_is_not_told(train: list[float], evaluated: list[float]) -> None:
 @pytest.mark.parametrize(
     "config", [{"evaluation": {"deterministic": False}}, {"algorithm": {"deterministic": True}}]
 )
-def test_where_both_act_alike_nothing_is_told(config: dict[str, Any]) -> None:
+def test_evaluation_gap_is_not_noted_for_equal_actions(config: dict[str, Any]) -> None:
     """No hint if training and evaluation choose actions in the same way."""
     assert told_at(LEARNED, JUMPS, **config) == []
 
 
 @pytest.mark.parametrize(("past", "count"), [(0, 1), (5, 1), (6, 0)])
-def test_a_run_that_is_continued_tells_it_once(past: int, count: int) -> None:
+def test_resumed_run_notes_the_evaluation_gap_once(past: int, count: int) -> None:
     """Rows before the checkpoint are used, and the hint is not repeated."""
     series, told = rows(LEARNED, JUMPS), list[str]()
     note = EvaluationGapNote(told.append)

@@ -30,7 +30,7 @@ class Noting(SpacesEnv):
         return super().reset(seed=seed, options=options)
 
 
-def test_the_last_and_the_best_policy_play_episodes_of_their_own() -> None:
+def test_final_test_plays_new_episodes() -> None:
     """Both policies play the same new episodes; results match a rollout."""
     Noting.seeds.clear()
     result = short_run(env=Noting, **TESTED)
@@ -51,7 +51,7 @@ def test_the_last_and_the_best_policy_play_episodes_of_their_own() -> None:
     assert tests["last"] != tests["best"]
 
 
-def test_it_changes_nothing_else() -> None:
+def test_final_test_does_not_change_metrics() -> None:
     """Metrics are unchanged; if both policies are equal, one test is run."""
     Noting.seeds.clear()
     short_run("with", env=Noting, **TESTED)
@@ -62,7 +62,7 @@ def test_it_changes_nothing_else() -> None:
     assert result.summary.final_test["last"] == result.summary.final_test["best"]
 
 
-def test_a_run_that_had_ended_is_not_tested_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_final_test_of_a_finished_run_is_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stored test is reused unless episodes or weights differ."""
     short_run(**TESTED)
     before = summary("run")["final_test"]

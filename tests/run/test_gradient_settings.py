@@ -14,7 +14,7 @@ from maze_train import ConfigError, load_policy
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
-def test_settings_of_a_module_and_a_scheduler_of_torch() -> None:
+def test_module_settings_equal_shared_settings() -> None:
     """Settings of the only module have the same effect as settings of the algorithm."""
     own = {
         "optimizer": {"_target_": "torch.optim.SGD", "momentum": 0.9},
@@ -34,7 +34,7 @@ def test_settings_of_a_module_and_a_scheduler_of_torch() -> None:
 
 
 @pytest.mark.parametrize("algorithm", everyday(1, ["ppo", "sac"]))
-def test_a_policy_that_is_frozen_stays(algorithm: str) -> None:
+def test_frozen_policy_does_not_change(algorithm: str) -> None:
     """The saved policy equals the initial policy."""
     short_run("start", algorithm, total_steps=64)
     short_run("frozen", algorithm, **{"algorithm.freeze": ["policy"], "base_run": "start"})
@@ -48,7 +48,7 @@ def test_a_policy_that_is_frozen_stays(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", everyday(1, ["a2c", "impala", "sac"]))
-def test_a_loss_of_ones_own(algorithm: str) -> None:
+def test_custom_loss_reproduces_the_algorithm(algorithm: str) -> None:
     """A custom loss reproduces the loss of the algorithm, or twice the loss."""
     node = {"_target_": "own_parts.own_loss"}
     # A custom critic disables analytic gradients.
@@ -74,7 +74,7 @@ def test_a_loss_of_ones_own(algorithm: str) -> None:
         are_rows=True,
     ),
 )
-def test_networks_compute_in_half_precision(algorithm: str, model: dict[str, Any]) -> None:
+def test_mixed_precision_results_are_close(algorithm: str, model: dict[str, Any]) -> None:
     """Results differ slightly from single precision and are finite."""
     short_run("plain", algorithm, model=model)
     for name in ("bfloat16", "float16"):
@@ -87,7 +87,7 @@ def test_networks_compute_in_half_precision(algorithm: str, model: dict[str, Any
                 assert half != single
 
 
-def test_minibatches_are_gathered() -> None:
+def test_gradient_accumulation_halves_the_steps() -> None:
     """Gradient accumulation over two minibatches halves the number of steps."""
     short_run("each")
     short_run("pairs", **{"algorithm.gradient_accumulation": 2})

@@ -56,7 +56,7 @@ def assert_counted(row: dict[str, Any]) -> None:
 # -- dev -----------------------------------------------------------------------------------------
 
 
-def test_metrics() -> None:
+def test_metrics_are_plausible() -> None:
     """Metrics of IMPALA have plausible values."""
     result = impala_run(env={"_target_": "own_envs.SpacesEnv", "kwargs": {"action": "box"}})
     assert result.summary.updates == 6
@@ -75,7 +75,7 @@ def test_metrics() -> None:
 
 
 @pytest.mark.parametrize("interval", [1, 2, 3])
-def test_weights_are_as_old_as_the_broadcast_makes_them(interval: int) -> None:
+def test_policy_lag_follows_broadcast_interval(interval: int) -> None:
     """With `broadcast_interval` n, the lag cycles through 0, ..., n - 1."""
     result = impala_run(
         total_steps=12 * UPDATE,
@@ -89,14 +89,14 @@ def test_weights_are_as_old_as_the_broadcast_makes_them(interval: int) -> None:
         assert (off > 1e-5) == (interval > 1)
 
 
-def test_actors_play_episodes_of_their_own(learned: list[Any]) -> None:
+def test_actors_play_different_episodes(learned: list[Any]) -> None:
     """All environments have different episodes."""
     impala_run(total_steps=64)
     first = learned[0].obs[0].tolist()
     assert len({tuple(obs) for obs in first}) == len(first) == 4
 
 
-def test_an_actor_that_has_several_turns(learned: list[Any]) -> None:
+def test_rollouts_of_one_actor_continue_each_other(learned: list[Any]) -> None:
     """Consecutive rollouts of one actor in a batch continue each other, in separate memory."""
     impala_run(**{"algorithm.num_actors": 1}, total_steps=3 * 64)
     assert len(learned) == 3
@@ -107,7 +107,7 @@ def test_an_actor_that_has_several_turns(learned: list[Any]) -> None:
         assert torch.equal(before.obs[-1, 4:], after.obs[0, :4])
 
 
-def test_what_was_learned_from_before_is_no_step(learned: list[Any]) -> None:
+def test_replayed_rollouts_are_no_environment_steps(learned: list[Any]) -> None:
     """Replayed rollouts enlarge a batch, but do not count as environment steps."""
     more = {"algorithm.replay_size": 3, "algorithm.replay_proportion": 1.5}
     result = impala_run(**more)
@@ -121,7 +121,7 @@ def test_what_was_learned_from_before_is_no_step(learned: list[Any]) -> None:
 
 
 @pytest.mark.slow
-def test_actors_in_processes() -> None:
+def test_actors_in_processes_lose_no_step() -> None:
     """With `runner=local`, no step is lost or counted twice."""
     result = impala_run(
         runner="local", total_steps=30 * UPDATE, **{"algorithm.queue_out_of_sync_factor": 2.0}
@@ -169,7 +169,7 @@ def stacked_pictures() -> Any:
 
 
 @pytest.mark.slow
-def test_what_actors_send() -> None:
+def test_actors_send_composite_actions_and_states() -> None:
     """Composite actions, recurrent states and statistics: ratios are near 1, metrics finite."""
     env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "tuple"}}
     more = {"model": "vector_rnn", "model.rnn.size": 8, "algorithm.replay_size": 3}
@@ -183,7 +183,7 @@ def test_what_actors_send() -> None:
 
 
 @pytest.mark.slow
-def test_stacks_of_frames_arrive_whole(learned: list[Any]) -> None:
+def test_actors_send_whole_frame_stacks(learned: list[Any]) -> None:
     """The learner receives frames in their original order, also from the replay."""
     more = {"model.image_encoder": "impala", "model.hidden_sizes": [8], "algorithm.replay_size": 4}
     result = impala_run(env=stacked_pictures, **FORK, **more, total_steps=6 * UPDATE)
@@ -203,7 +203,7 @@ def test_stacks_of_frames_arrive_whole(learned: list[Any]) -> None:
 # -- what goes wrong -----------------------------------------------------------------------------
 
 
-def test_environments_of_actors_are_numbered_through():
+def test_errors_number_environments_over_all_actors():
     """Error messages number the environments over all actors."""
     values = {"env": "CartPole-v1", "algorithm": "impala", "algorithm.num_actors": 2}
     with make_runner(load_config({**values, "runner.concurrency": 6})) as runner:
@@ -231,7 +231,7 @@ class DiesOnce(SpacesEnv):
 
 
 @pytest.mark.slow
-def test_a_restarted_actor_plays_new_episodes() -> None:
+def test_restarted_actor_plays_new_episodes() -> None:
     """A restarted actor does not repeat episodes that were already trained on."""
     how = {"runner.on_worker_failure": "restart"}
     train_return = {"evaluation.n_episodes": 0, "evaluation.metric": "train/episode_return_mean"}

@@ -55,7 +55,7 @@ def columns(path: str, prefix: str) -> list[dict[str, str]]:
     return [{k: v for k, v in row.items() if k.startswith(prefix)} for row in rows(path)]
 
 
-def test_the_update_that_reaches_a_multiple() -> None:
+def test_interval_steps_follow_the_update() -> None:
     """Evaluation, dump and checkpoint follow the update; training is unchanged."""
     steps = Steps()
     short_run(callbacks=[steps], **STEPS)
@@ -70,7 +70,7 @@ def test_the_update_that_reaches_a_multiple() -> None:
 
 
 @pytest.mark.parametrize("at", [1, 2, 4])
-def test_an_evaluation_that_fails_is_repeated(at: int) -> None:
+def test_failed_evaluation_is_repeated_on_resume(at: int) -> None:
     """The evaluation is repeated within an epoch, at its end, and at the end of the run."""
     short_run("whole", **STEPS, **{"evaluation.evaluators": [FailsOnce(0)]})
     with pytest.raises(CallbackError, match="ArithmeticError: a bug"):
@@ -90,7 +90,7 @@ def test_an_evaluation_that_fails_is_repeated(at: int) -> None:
     ("key", "value"),
     [("evaluation.interval", 2), ("evaluation.dump_interval", 1), ("checkpoint.interval", 3)],
 )
-def test_an_interval_has_one_unit(key: str, value: int) -> None:
+def test_interval_in_epochs_and_steps_raises(key: str, value: int) -> None:
     """Intervals in epochs and in steps cannot be combined."""
     with pytest.raises(
         ConfigError, match=rf"{key}_steps = 64: cannot be combined with .* {value};"
@@ -98,7 +98,7 @@ def test_an_interval_has_one_unit(key: str, value: int) -> None:
         short_run(**{key: value, f"{key}_steps": 64})
 
 
-def test_crossing() -> None:
+def test_interval_crossing_includes_its_end() -> None:
     """An interval that ends at a multiple crosses it; one that starts there does not."""
     cases = {(10, 0, 9): False, (10, 9, 10): True, (10, 10, 19): False, (10, 5, 45): True}
     assert {case: crosses(*case) for case in cases} == cases

@@ -44,7 +44,7 @@ def imitation() -> None:
 
 
 @pytest.mark.parametrize("algorithm", everyday(2, [*ALGORITHMS, "bc"]))
-def test_a_run_gives_its_learner(algorithm: str) -> None:
+def test_learner_of_a_run_has_the_newest_state(algorithm: str) -> None:
     """The learner has the complete state of the newest checkpoint; the run does not change."""
     imitation() if algorithm == "bc" else short_run("run", algorithm)
     before, numbers = file_contents("run"), torch.get_rng_state()
@@ -54,7 +54,7 @@ def test_a_run_gives_its_learner(algorithm: str) -> None:
     assert torch.equal(torch.get_rng_state(), numbers)
 
 
-def test_a_checkpoint_gives_its_learner() -> None:
+def test_learner_of_any_checkpoint_is_loaded() -> None:
     """Any kept checkpoint is loaded; `Learner.from_checkpoint` rejects run directories."""
     short_run("run", **{"checkpoint.keep_last": 3})
     names = sorted(path.name for path in Path("run/checkpoints").glob("epoch*"))
@@ -68,7 +68,7 @@ def test_a_checkpoint_gives_its_learner() -> None:
     assert isinstance(load_learner("run", env=SpacesEnv), PPOLearner)
 
 
-def test_a_run_without_checkpoints_has_no_learner() -> None:
+def test_learner_without_checkpoint_raises() -> None:
     """The error names the missing checkpoint."""
     short_run("run", **{"checkpoint.interval": 0})
     with pytest.raises(RunDirectoryError, match=r"run has no checkpoint to load the learner from"):
@@ -78,7 +78,9 @@ def test_a_run_without_checkpoints_has_no_learner() -> None:
 @pytest.mark.parametrize(
     "state", [{}, {"learners": []}, {"learners": {"learner": {"modules": []}}}]
 )
-def test_a_state_that_is_none(state: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_learner_state_raises(
+    state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The error names the checkpoint if components are missing or differ."""
     short_run("run")
     checkpoint = CheckpointStore(Path("run/checkpoints")).load()

@@ -12,16 +12,8 @@ import numpy as np
 import pytest
 import torch
 from own_envs import Scaled, SpacesEnv
-from own_parts import (
-    CountingEvaluator,
-    Halved,
-    LastAction,
-    LineWriter,
-    Numbers,
-    OwnNet,
-    OwnPPOLearner,
-)
-from short_runs import FORK, SMALL, rows, settings, short_run, written_config
+from own_parts import CountingEvaluator, LineWriter, Numbers, OwnNet
+from short_runs import FORK, SMALL, rows, short_run, written_config
 
 from maze_train import CallbackError, ConfigError, EnvError, load_policy, run_rollout, train
 from maze_train.core.targets import InlineObject, build_target
@@ -29,7 +21,7 @@ from maze_train.core.targets import InlineObject, build_target
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
-def test_networks_of_ones_own() -> None:
+def test_custom_networks_are_used_and_saved() -> None:
     """`model.policy`, `model.critic` and `model.trunk` name networks, also of saved policies.
 
     `model.trunk` names the layers shared by policy and critic.
@@ -45,27 +37,7 @@ def test_networks_of_ones_own() -> None:
     np.testing.assert_array_equal(loaded.act(obs), result.policy.act(obs))
 
 
-def test_a_distribution_of_ones_own() -> None:
-    """`model.distributions` names a distribution for a type of space."""
-    node = {"Discrete": {"_target_": "own_parts.LastAction"}}
-    result = short_run(**{"model.distributions": node})
-    assert isinstance(result.policy.model.distribution, LastAction)
-    assert result.policy.act(np.zeros(3)) == 1  # the last action of -1, 0, 1
-    assert result.history[-1]["eval/episode_return_mean"] == 5.0
-
-
-def test_a_value_transform_of_ones_own() -> None:
-    """`model.value_transform` names the transform of the critic's targets."""
-    Halved.calls = 0
-    plain = short_run("plain").history[0]
-    transformed = short_run(**{"model.value_transform": {"_target_": "own_parts.Halved"}}).history[
-        0
-    ]
-    assert Halved.calls > 0
-    assert transformed["train/value_loss"] < 0.5 * plain["train/value_loss"]
-
-
-def test_an_evaluator_of_ones_own() -> None:
+def test_custom_evaluator_adds_selection_metrics() -> None:
     """`evaluation.evaluators` adds metrics, one of which may select the best policy."""
     CountingEvaluator.closed = 0
     node = {"_target_": "own_parts.CountingEvaluator", "scale": 10}
@@ -77,7 +49,7 @@ def test_an_evaluator_of_ones_own() -> None:
     assert CountingEvaluator.closed > 0
 
 
-def test_numbers_of_an_evaluator_of_ones_own() -> None:
+def test_custom_evaluator_values_become_python_numbers() -> None:
     """Scalars are converted to Python numbers; other values raise ConfigError."""
     given = {"own/a": np.float32(0.5), "own/b": torch.ones(1), "own/c": np.array(3), "own/d": True}
     (row, *_) = short_run(evaluators=[Numbers(given)], total_steps=64).history
@@ -90,7 +62,7 @@ def test_numbers_of_an_evaluator_of_ones_own() -> None:
             short_run(None, evaluators=[Numbers({"own/x": value})])
 
 
-def test_an_evaluator_of_ones_own_that_fails_loses_nothing() -> None:
+def test_run_resumes_after_a_failed_custom_evaluator() -> None:
     """The error names the evaluator, and the resumed run equals an uninterrupted run."""
 
     class Fails(CountingEvaluator):
@@ -119,15 +91,6 @@ def test_an_evaluator_of_ones_own_that_fails_loses_nothing() -> None:
         short_run(None, evaluators=[Numbers(3)])
 
 
-def test_an_algorithm_of_ones_own() -> None:
-    """A subclass of a config names its learner, also in saved files."""
-    OwnPPOLearner.seen.clear()
-    own = {"_target_": "own_parts.OwnPPOConfig", "penalty": 0.7}
-    result = train(**{**settings(), "algorithm": own})
-    assert OwnPPOLearner.seen == [0.7] * result.summary.updates
-    assert load_policy("run", ["own_parts"]).act(np.zeros(3)) in (-1, 0, 1)
-
-
 # -- objects in the place of a name ---------------------------------------------------------------
 
 NAMED: dict[str, Any] = {
@@ -150,7 +113,7 @@ def objects() -> dict[str, Any]:
     }
 
 
-def test_objects_make_the_same_run_as_their_names() -> None:
+def test_objects_equal_their_names() -> None:
     """Objects and names give identical results, also in worker processes."""
     short_run("named", **NAMED)
     assert [row["own/calls"] for row in rows("named")] == ["10", "20", "30"]
@@ -162,7 +125,7 @@ def test_objects_make_the_same_run_as_their_names() -> None:
     assert Path("epochs.txt").read_text() == "1\n2\n3\n"
 
 
-def test_the_file_names_them_and_going_on_asks_for_them_again() -> None:
+def test_resuming_requires_the_objects_again() -> None:
     """Resuming lists all objects that must be passed again; with them, results are identical."""
     constant = {"algorithm.lr": 1e-3}
     short_run("whole", **objects(), **constant)
@@ -185,7 +148,7 @@ def test_the_file_names_them_and_going_on_asks_for_them_again() -> None:
     assert rows("run") == rows("whole")
 
 
-def test_an_object_with_a_name_is_the_one_that_is_named() -> None:
+def test_importable_objects_are_stored_by_name() -> None:
     """`config.yaml` contains the dotted path; another object is another setting."""
     short_run(env=SpacesEnv, **{"algorithm.n_epochs": 1})
     assert written_config("run")["env"]["_target_"] == "own_envs.SpacesEnv"
@@ -195,7 +158,7 @@ def test_an_object_with_a_name_is_the_one_that_is_named() -> None:
     assert train(trust=["own_envs"], **again).summary.epochs == 2
 
 
-def test_a_network_that_is_given_is_where_training_begins() -> None:
+def test_given_network_is_the_start_of_training() -> None:
     """The given network is not modified, and must be passed again to load the policy."""
     torch.manual_seed(0)
     net = OwnNet(gymnasium.spaces.Box(-1, 1, (3,)), 3)
@@ -219,7 +182,7 @@ def vector_env(num_envs: int) -> Any:
     return gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode="vector_entry_point")
 
 
-def test_vector_environments() -> None:
+def test_vector_environment_instance_function_and_id_are_equal() -> None:
     """An instance, a function and a registered id give identical results."""
     alone = {**SMALL, "algorithm": "a2c", "evaluation.n_episodes": 0}
     del alone["runner.concurrency"]
@@ -238,7 +201,7 @@ def test_vector_environments() -> None:
         train(vector_env(3), runner={"concurrency": 2}, **alone)
 
 
-def test_an_instance_takes_no_settings() -> None:
+def test_instances_take_no_arguments() -> None:
     """An instance is used unchanged; arguments raise ConfigError."""
     evaluator = CountingEvaluator()
     node = {"_target_": InlineObject(evaluator)}
@@ -247,8 +210,8 @@ def test_an_instance_takes_no_settings() -> None:
         build_target({**node, "scale": 3}, kind=CountingEvaluator)
 
 
-def test_a_rollout_names_its_policy() -> None:
+def test_rollout_file_names_the_policy() -> None:
     """Files and directory of a rollout contain the name of the policy."""
     result = run_rollout(policy=lambda obs: 0, env="CartPole-v1", n_episodes=1, progress="quiet")
     text = (result.output_dir / "rollout.yaml").read_text()
-    assert "_target_: test_own_parts.test_a_rollout_names_its_policy.<locals>.<lambda>" in text
+    assert "_target_: test_own_parts.test_rollout_file_names_the_policy.<locals>.<lambda>" in text

@@ -50,7 +50,7 @@ STILL: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("foe", "more"), everyday(2, STILL.values(), are_rows=True), ids=STILL)
-def test_a_policy_that_does_not_learn(foe: dict[str, Any], more: dict[str, Any]) -> None:
+def test_frozen_policy_turns_are_not_trained(foe: dict[str, Any], more: dict[str, Any]) -> None:
     """The policy acts, but its turns are not used for training."""
     more = {**more, "algorithm.lr": 0.01, "total_steps": 0}
     run("whole", foe, **more, **{"algorithm.n_epochs": 2})
@@ -66,7 +66,7 @@ def test_a_policy_that_does_not_learn(foe: dict[str, Any], more: dict[str, Any])
 
 @pytest.mark.parametrize("how", ["frozen", "not chosen"])
 @pytest.mark.exhaustive
-def test_policies_that_do_not_learn_act_as_they_are(how: str) -> None:
+def test_frozen_policies_keep_noise_and_statistics(how: str) -> None:
     """Exploration noise and statistics of frozen policies do not change, also with replay."""
     foe, more = STILL[how]
     more = {**more, "model.normalization.mode": "running", "algorithm.epsilon": 0.9}
@@ -81,7 +81,7 @@ def test_policies_that_do_not_learn_act_as_they_are(how: str) -> None:
         assert float(one["epsilon"]) == pytest.approx(epsilon)
 
 
-def test_a_policy_remembers_while_replay_buffers_are_filled() -> None:
+def test_policy_state_continues_during_warm_up() -> None:
     """A policy counts its turns, also in episodes that span the end of random exploration."""
     counts = {"_target_": "own_policies.CountsTurns"}
     found = run("sac", {"source": counts}, "sac", **{"algorithm.n_rollout_steps": 3}).history
@@ -89,7 +89,7 @@ def test_a_policy_remembers_while_replay_buffers_are_filled() -> None:
 
 
 @pytest.mark.parametrize("frozen", everyday(1, [True, False]))
-def test_a_policy_of_a_run_goes_on_from_its_weights(frozen: bool) -> None:
+def test_policy_source_of_a_run_provides_weights(frozen: bool) -> None:
     """The source may have other networks, and is not needed to resume."""
     run("base", {"model": {"hidden_sizes": [5, 4]}})
     base = weights("base", "foe")
@@ -135,7 +135,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("foe", "more", "problem"), REFUSED.values(), ids=REFUSED)
-def test_policies_that_can_not_learn_are_named(
+def test_training_frozen_policies_raises(
     foe: dict[str, Any], more: dict[str, Any], problem: str
 ) -> None:
     """The error contains key, value and what is expected."""
@@ -184,7 +184,7 @@ USES: dict[str, tuple[Callable[[Any], None], str]] = {
         *(("spaces", "training"), ("no run", "opponent"), ("no networks", "rollout")),
     ],
 )
-def test_what_is_no_source_is_named(name: str, use: str) -> None:
+def test_invalid_policy_source_raises(name: str, use: str) -> None:
     """The error contains key, value and what is expected for every setting; no file is written."""
     (source, words), (play, key) = NO_SOURCES[name], USES[use]
     if str(source).startswith("base"):
@@ -211,7 +211,7 @@ def test_what_is_no_source_is_named(name: str, use: str) -> None:
     ],
 )
 @pytest.mark.parametrize("policy", ["", ":foe"])
-def test_sources_are_named_without_private_paths(
+def test_policy_sources_are_stored_without_private_paths(
     tmp_path: Path, source: str, expected: str, policy: str
 ) -> None:
     """The path after the run directory is kept."""

@@ -64,7 +64,7 @@ def test_all_processes_draw_a_seed(processes: TwoProcesses, seed: int | None) ->
 
 
 @pytest.mark.usefixtures("empty_directory")
-def test_all_processes_have_equal_parts(processes: TwoProcesses) -> None:
+def test_processes_with_different_settings_raise(processes: TwoProcesses) -> None:
     """Differences would mix up the exchanges of the processes."""
     given = {**SMALL, "algorithm": "ppo", "runner.fast_dev_run": True}
     with make_runner(load_config(given)) as runner:
@@ -78,7 +78,7 @@ def test_all_processes_have_equal_parts(processes: TwoProcesses) -> None:
         }
 
 
-def test_runs_that_fail_leave_the_processes(processes: TwoProcesses) -> None:
+def test_failed_runs_leave_the_process_group(processes: TwoProcesses) -> None:
     """Processes are left after errors in the constructor and while closing."""
     with pytest.raises(ConfigError, match="resume"):
         make_runner(load_config({"resume": "missing", **SMALL, "algorithm": "ppo"}))
@@ -99,7 +99,7 @@ def test_simulators_have_the_device_of_their_process(processes: TwoProcesses) ->
 
 
 @pytest.mark.parametrize(("processes_", "rollouts"), [(SingleProcess(), 1), (TwoProcesses(), 10)])
-def test_memory_for_rollouts_of_all_processes(
+def test_rollout_memory_counts_all_processes(
     monkeypatch: pytest.MonkeyPatch, processes_: SingleProcess, rollouts: int
 ) -> None:
     """Each of two processes stores its rollout, two received rollouts and their concatenation."""
@@ -115,7 +115,7 @@ def test_memory_for_rollouts_of_all_processes(
 
 
 @pytest.mark.parametrize("storage", ["memory", "disk"])
-def test_memory_for_replay_buffers_of_all_processes(
+def test_replay_memory_counts_all_processes(
     processes: TwoProcesses, monkeypatch: pytest.MonkeyPatch, storage: str
 ) -> None:
     """Each process on a machine has a buffer of the same size."""
@@ -128,7 +128,7 @@ def test_memory_for_replay_buffers_of_all_processes(
             runner.builder.prepare(model)
 
 
-def test_requested_calls_are_compared_exactly() -> None:
+def test_calls_of_processes_are_compared_exactly() -> None:
     """Large arrays are not abbreviated, and NaN equals NaN."""
 
     def added(value: float) -> str:

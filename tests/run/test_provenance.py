@@ -61,7 +61,7 @@ def repositories(run_dir: str = "run") -> dict[str, dict[str, Any]]:
     return {found["directory"]: found for found in starts(run_dir)[-1]["repositories"]}
 
 
-def test_every_start_is_recorded() -> None:
+def test_environment_json_records_every_start() -> None:
     """A resume adds an entry that names its checkpoint."""
     short_run()
     train(resume="run", total_steps=256, tracking={"progress": "quiet"})
@@ -74,7 +74,7 @@ def test_every_start_is_recorded() -> None:
     assert first["command"] == sys.orig_argv
 
 
-def test_the_first_of_two_packages_is_the_one_that_is_imported(
+def test_first_package_on_the_path_is_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first package on the path counts, as in a virtual environment with system packages."""
@@ -88,7 +88,7 @@ def test_the_first_of_two_packages_is_the_one_that_is_imported(
         installed_packages.cache_clear()
 
 
-def test_code_in_git(repository: str) -> None:
+def test_commit_branch_and_diff_are_recorded(repository: str) -> None:
     """Commit, branch and uncommitted changes of the user's repository are recorded."""
     short_run()
     own = repositories()[os.getcwd()]
@@ -117,7 +117,7 @@ class MyEnv(SpacesEnv):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["class", "lambda", "id", "command"])
-def test_code_of_the_user_elsewhere(
+def test_repository_of_scripts_and_packages_is_recorded(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The repository of a script, or of a package named in the settings, is recorded.
@@ -197,7 +197,7 @@ def test_missing_objects_are_not_fetched(repository: str) -> None:
     assert repositories()[os.getcwd()]["diff"] is None
 
 
-def test_a_long_diff_is_truncated(repository: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_diff_is_truncated(repository: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The truncated diff ends with a note of the original length."""
     monkeypatch.setattr(provenance, "MAX_DIFF_CHARS", 40)
     short_run()
@@ -207,7 +207,7 @@ def test_a_long_diff_is_truncated(repository: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("state", ["no repository", "no commit", "no git"])
-def test_code_that_is_not_in_git(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_outside_git_is_not_listed(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The directory is not listed, and the run continues."""
     if state == "no commit":
         git("init", "-q")
@@ -224,7 +224,7 @@ def test_code_that_is_not_in_git(state: str, monkeypatch: pytest.MonkeyPatch) ->
         "env.kwargs={keys: 3, monkey: 1}", "policy=token", "runner.address=ray://host:1", "-key",
     ],
 )  # fmt: skip
-def test_other_words_of_the_command_stay(word: str) -> None:
+def test_keys_resembling_secrets_are_kept(word: str) -> None:
     """Keys that only resemble the name of a secret are kept."""
     assert without_secrets([word]) == [word]
 
@@ -245,13 +245,15 @@ def test_other_words_of_the_command_stay(word: str) -> None:
         (["train(password='s1', x=2)"], ["train(password=***, x=2)"]),
     ],
 )
-def test_secrets_are_removed_from_the_command(words: list[str], shown: list[str]) -> None:
+def test_secrets_are_removed_from_the_command_line(words: list[str], shown: list[str]) -> None:
     """Secrets are recognised by any part of their key, also within nested values."""
     assert without_secrets(words) == shown
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"starts": 3}'])
-def test_a_damaged_record_is_left_alone(content: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_damaged_record_is_kept_with_a_warning(
+    content: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A warning names the file; the run continues."""
     short_run()
     Path("run/environment.json").write_text(content)
@@ -266,7 +268,7 @@ def logged(run_dir: str = "run") -> list[str]:
     return [line[20:] if line[:2] == "20" else line for line in lines]
 
 
-def test_the_log_has_what_the_console_printed(capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_contains_the_console_output(capfd: pytest.CaptureFixture[str]) -> None:
     """The log contains all printed lines in order; resuming appends."""
     short_run(**{"tracking.progress": "lines", "tracking.info_keys": ["absent"]})
     train(resume="run")
@@ -291,7 +293,7 @@ class Breaking(gymnasium.Env[Any, Any]):
         raise RuntimeError("the wheel came off")
 
 
-def test_the_log_has_the_traceback_of_a_failure() -> None:
+def test_log_contains_tracebacks() -> None:
     """The log contains the traceback of the user's code."""
     with pytest.raises(EnvError):
         short_run(env=Breaking)
@@ -299,7 +301,9 @@ def test_the_log_has_the_traceback_of_a_failure() -> None:
     assert any("in step" in line for line in logged())
 
 
-def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_full_disk_delays_the_log(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The console warns once; missing lines are written when the disk has space again."""
     calls = []
 

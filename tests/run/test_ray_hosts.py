@@ -131,7 +131,9 @@ def without_restarts(run_dir: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("settings", [{}, LEARNERS], ids=["environments", "actors and learners"])
-def test_hosts_change_no_result(hosts: RayHosts, settings: dict[str, Any]) -> None:
+def test_workers_on_another_host_give_identical_results(
+    hosts: RayHosts, settings: dict[str, Any]
+) -> None:
     """Results with workers, or a learner, on another host are identical to one process."""
     on_ray = {**SPREAD, "runner.n_workers": 2, "runner.cpus_per_learner": 3.0}  # Not on the head.
     outcome = hosts.train("ray", **PPO, **settings, **on_ray)
@@ -142,7 +144,7 @@ def test_hosts_change_no_result(hosts: RayHosts, settings: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("kills", [True, False], ids=["killed", "disconnected"])
-def test_a_host_that_is_lost_and_returns(hosts: RayHosts, kills: bool) -> None:
+def test_run_waits_for_a_lost_host(hosts: RayHosts, kills: bool) -> None:
     """The run waits for the resources of its workers, and results do not change."""
     # With disconnected processes, workers fit on the head, and the run does not wait.
     returns = " ".join(hosts.start(hosts.other)) if kills else ""
@@ -168,7 +170,9 @@ def test_a_host_that_is_lost_and_returns(hosts: RayHosts, kills: bool) -> None:
     ],
     ids=["fail", "restart"],
 )
-def test_a_host_that_does_not_return(hosts: RayHosts, settings: dict[str, Any], text: str) -> None:
+def test_host_that_does_not_return_ends_the_run(
+    hosts: RayHosts, settings: dict[str, Any], text: str
+) -> None:
     """The run ends with one error that names the host or the resources, and can be resumed."""
     fault = {"_target_": "two_hosts.LosesHost", "host": list(hosts.other)}
     outcome = hosts.train("ray", **PPO, **settings, callbacks=[fault])

@@ -65,7 +65,9 @@ ANOTHER_RAY = "import ray; ray.init(address='local', num_cpus=1); print(flush=Tr
 
 
 @exhaustive
-def test_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_starts_on_this_machine_without_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without an address, Ray is started next to another program's Ray, also with several learners.
 
     Results equal `dev`, no log of Ray is printed, and the process exits.
@@ -103,7 +105,7 @@ def test_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @exhaustive
-def test_rollouts(on_two_machines: Any) -> None:
+def test_rollouts_on_ray_are_identical(on_two_machines: Any) -> None:
     """Episodes are identical on every runner."""
     play(**RANDOM, output_dir="dev", n_episodes=12)
     play(**RANDOM, **RAY, output_dir="ray", n_episodes=12, **{"runner.n_workers": 3})
@@ -123,7 +125,9 @@ class RemoveMachine(Callback):
 
 
 @exhaustive
-def test_a_machine_that_is_lost(on_two_machines: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_lost_machine_restarts_workers_elsewhere(
+    on_two_machines: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Workers are restarted on other machines, and results are unchanged."""
     more = {**CASES["ppo"], "seed": 3}
     node = on_two_machines.add_node(num_cpus=4)
@@ -151,7 +155,7 @@ class UntilRestarted(Callback):
 
 
 @exhaustive
-def test_actors_on_a_machine_that_is_lost(
+def test_lost_machine_restarts_actors_elsewhere(
     on_two_machines: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """IMPALA actors restart on other machines; their rollouts are dropped, reported and counted."""
@@ -172,7 +176,7 @@ def test_actors_on_a_machine_that_is_lost(
 
 
 @exhaustive
-def test_clusters_that_do_not_fit(on_two_machines: Any) -> None:
+def test_insufficient_cluster_raises(on_two_machines: Any) -> None:
     """The error names the missing and available resources, and is raised before training."""
     words = r"the cluster has no resources for 1 x \{'CPU': 100.0\} \(PACK\).* of [0-9]+ CPUs"
     with pytest.raises(WorkerError, match=words):
@@ -181,7 +185,7 @@ def test_clusters_that_do_not_fit(on_two_machines: Any) -> None:
 
 
 @pytest.mark.parametrize("key", ["address", "placement", "cpus_per_worker", "gpus_per_learner"])
-def test_settings_out_of_range(key: str) -> None:
+def test_ray_settings_out_of_range_raise(key: str) -> None:
     """The error names the setting and is raised before Ray starts."""
     bad = {"address": "ray://far:10001", "placement": "NEAR"}.get(key, -1)
     with pytest.raises(ConfigError, match=rf"{key} = "):

@@ -51,7 +51,7 @@ def job_of(number: int, folder: Path, work: Callable[[], Any]) -> ProcessJob:
 
 
 @pytest.mark.slow
-def test_workers_start_processes(tmp_path: Path) -> None:
+def test_sweep_jobs_on_ray_have_processes_and_logs(tmp_path: Path) -> None:
     """Each job has a process and a log; failures are reported, and other jobs continue."""
     ended: list[StartedJob] = []
 
@@ -71,7 +71,7 @@ def test_workers_start_processes(tmp_path: Path) -> None:
     assert (tmp_path / "0.log").read_text() == f"a line of {os.getpid()}\n"
 
 
-def test_machines_share_the_folders(tmp_path: Path) -> None:
+def test_machine_without_the_directory_raises(tmp_path: Path) -> None:
     """A machine without access to a folder raises an error before any job starts."""
     pool = WorkerJobs(print, ThisProcess(), 1, [str(tmp_path), str(tmp_path / "s")])
     with pytest.raises(ConfigError, match=r"hydra/launcher = 'ray': .* has no folder .*/s; "):
@@ -79,7 +79,7 @@ def test_machines_share_the_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", everyday(1, ["cpus_per_job=0", "gpus_per_job=-1", "n_jobs=-1"]))
-def test_settings_out_of_range(
+def test_ray_settings_out_of_range_raise(
     setting: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -153,7 +153,7 @@ def play(machines: Machines, folder: Path, n_jobs: int = 3) -> list[str]:
     return errors
 
 
-def test_a_place_that_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lost_worker_fails_its_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A lost worker fails its job; if it does not restart, the other workers run its jobs."""
     lost = WorkerFailedError(0, "job worker 0 died")
     done = [JobRecord(number, "", "") for number in (1, 2)]
@@ -168,7 +168,7 @@ def test_a_place_that_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         play(Machines([lost]), tmp_path)
 
 
-def test_signals_end_jobs(tmp_path: Path) -> None:
+def test_signals_cancel_jobs(tmp_path: Path) -> None:
     """Signals cancel running jobs; the third signal kills them."""
     cancelled = JobRecord(0, "", "", error="ended by SIGTERM")
     machines = Machines([None, cancelled])
@@ -200,7 +200,7 @@ def interrupted(machines: Machines, *times: int) -> Callable[[float], list[int]]
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.ray
-def test_a_sweep_on_ray(
+def test_sweep_on_ray_equals_sequential_jobs(
     ray_cluster: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -226,7 +226,7 @@ def test_a_sweep_on_ray(
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_of_a_sweep(number: signal.Signals, tmp_path: Path) -> None:
+def test_interrupted_ray_sweep_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C lets runs save; all runs end with the process of the sweep."""
     pytest.importorskip("ray")
     (tmp_path / "waiting_env.py").write_text(WAITING)

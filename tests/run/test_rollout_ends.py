@@ -21,24 +21,7 @@ from maze_train.training.outcome import Interrupted
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_the_last_part_is_written(
-    number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No episode is lost."""
-    append_part = trajectory_writer.append_part
-
-    def interrupted(*arguments: Any) -> Any:
-        signal.raise_signal(number)
-        return append_part(*arguments)
-
-    monkeypatch.setattr(trajectory_writer, "append_part", interrupted)
-    play(**RANDOM, record=True)
-    assert list(open_dataset("out/trajectories").seeds) == numbers() == [0, 1, 2, 3, 4]
-    assert summary("out")["stop_reason"] == "finished"
-
-
-def test_a_signal_while_an_episode_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_while_recording_loses_no_episode(monkeypatch: pytest.MonkeyPatch) -> None:
     """The episode is in all files, and the rollout ends."""
     add = trajectory_writer.TrajectoryWriter.add
 
@@ -69,7 +52,9 @@ class FirstIsLong(own_envs.SpacesEnv):
 
 
 @pytest.mark.parametrize("how", ["signal", "error"])
-def test_episodes_that_wait_for_an_earlier_one(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_episodes_are_written_once_in_order(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows and recordings are written once, in order."""
     made = []
 
@@ -89,7 +74,7 @@ def test_episodes_that_wait_for_an_earlier_one(how: str, monkeypatch: pytest.Mon
     assert summary("out")["stop_reason"] == ("error" if how == "error" else "interrupted")
 
 
-def test_directories_that_hold_parts_of_results() -> None:
+def test_output_directory_with_results_raises() -> None:
     """Output directories with episodes or videos raise an error."""
     for name in ("trajectories", "videos"):
         Path("out", name).mkdir(parents=True)
@@ -101,7 +86,7 @@ def test_directories_that_hold_parts_of_results() -> None:
     assert len(open_dataset("out/trajectories")) == 10
 
 
-def test_a_policy_of_a_run_by_its_function() -> None:
+def test_load_policy_function_plays_like_the_run() -> None:
     """`deterministic` and space checks apply to policies from `load_policy`."""
     train(env="CartPole-v1", **{**SMALL, **PPO}, run_dir="run")
     targets = {

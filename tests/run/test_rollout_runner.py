@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import sys
 from pathlib import Path
@@ -20,14 +19,11 @@ from rollouts import RANDOM, numbers, play, rows
 from short_runs import PPO, SMALL, summary
 
 from maze_train import load_policy, train
-from maze_train.collect.play import PlayedEpisode
 from maze_train.config.rollout_config import load_rollout_config
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError, RunDirectoryError
-from maze_train.core.step_end import TERMINATED
 from maze_train.data.datasets import open_dataset
 from maze_train.run.rollout import RolloutRunner
-from maze_train.run.rollout_report import RolloutProgress
-from maze_train.tracking.tracker import CSVWriter, JSONSummaryWriter
+from maze_train.tracking.tracker import JSONSummaryWriter
 
 DICT_ENV = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "box"}}
 LOCAL: dict[str, Any] = {"runner": "local", "runner.n_workers": 2}
@@ -52,7 +48,7 @@ def run(cartpole_run: Path, tmp_path: Path) -> str:
     return "run"
 
 
-def test_the_policy_of_a_run_plays(run: str) -> None:
+def test_rollout_plays_the_policy_of_a_run(run: str) -> None:
     """Results contain every episode and match the policy in its environment."""
     result = play(run=run, seed=3)
     assert result.output_dir == Path("out").absolute()
@@ -75,7 +71,7 @@ def test_the_policy_of_a_run_plays(run: str) -> None:
     }
 
 
-def test_what_the_summary_says(run: str) -> None:
+def test_rollout_summary_has_statistics_and_settings(run: str) -> None:
     """The summary contains statistics and the settings of the rollout."""
     result = play(run=run)
     returns = [float(row["return"]) for row in rows()]
@@ -97,14 +93,14 @@ def test_what_the_summary_says(run: str) -> None:
     assert set(found["versions"]) == {"python", "maze_train", "torch", "numpy", "gymnasium"}
 
 
-def test_seeds_that_are_listed() -> None:
+def test_listed_seeds_keep_their_order() -> None:
     """Seeds are any iterable of integers, in this order in the summary."""
     play(**RANDOM, seeds=np.array([7, 6, 5]))
     assert summary("out")["seeds"] == [7, 6, 5] == [int(row["seed"]) for row in rows()]
     assert "first_seed" not in summary("out")
 
 
-def test_where_results_go(run: str) -> None:
+def test_rollout_directories_are_never_overwritten(run: str) -> None:
     """Results are in the run or in `outputs`, and never overwrite files."""
     names = [play(run=place, output_dir=None).output_dir for place in (run, f"{run}/best")]
     last = sorted(Path(run, "checkpoints").glob("epoch_*"))[-1]
@@ -121,7 +117,7 @@ def test_where_results_go(run: str) -> None:
             play(run=run, output_dir=taken)
 
 
-def test_the_configuration_that_is_written_repeats_the_rollout(
+def test_written_configuration_repeats_the_rollout(
     run: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The written configuration repeats the rollout from any directory."""
@@ -134,7 +130,7 @@ def test_the_configuration_that_is_written_repeats_the_rollout(
     assert rows(again.output_dir) == rows(tmp_path / "out")
 
 
-def test_the_environment_of_a_run_with_other_settings(run: str) -> None:
+def test_rollout_settings_override_the_environment_of_the_run(run: str) -> None:
     """Settings override or replace the environment of the run."""
     found = play(run=run, output_dir="b", **{"env.kwargs.sutton_barto_reward": True})
     assert found.summary.return_max == -1.0
@@ -146,7 +142,7 @@ def test_the_environment_of_a_run_with_other_settings(run: str) -> None:
     assert play(run=run, env=Short, output_dir="c").summary.length_max == 3
 
 
-def test_environments_that_do_not_fit(run: str) -> None:
+def test_rollout_in_other_spaces_raises(run: str) -> None:
     """The error contains both spaces; nothing is written."""
     before = sorted(Path().rglob("*"))
     for env, what in (("Acrobot-v1", "observation space"), (make_three_actions, "action space")):
@@ -168,7 +164,7 @@ def make_three_actions() -> gymnasium.Env[Any, Any]:
     return ThreeActions()
 
 
-def test_random_actions() -> None:
+def test_random_actions_depend_on_the_episode_seed() -> None:
     """Random actions are determined by the episode seed, in any environment."""
     results = [
         play(policy="random", env=DICT_ENV, output_dir=name, **{"runner.concurrency": n})
@@ -189,13 +185,13 @@ def test_random_actions() -> None:
     ],
     ids=["target", "object", "function"],
 )
-def test_a_policy_of_the_user(policy: Any, total: float) -> None:
+def test_custom_policy_is_reset_for_each_episode(policy: Any, total: float) -> None:
     """Custom policies are reset at the start of each episode."""
     result = play(policy=policy, env=own_envs.SpacesEnv)
     assert [episode.episode_return for episode in result.episodes] == [total] * 5
 
 
-def test_policies_that_do_not_act() -> None:
+def test_invalid_policies_raise() -> None:
     """Invalid policies, and errors in their construction, raise an error."""
     with pytest.raises(ConfigError, match=r"policy = 3: expected 'random', a model"):
         play(policy=3, env="CartPole-v1")
@@ -204,14 +200,14 @@ def test_policies_that_do_not_act() -> None:
     assert list(Path().rglob("*")) == []
 
 
-def test_long_episodes_are_cut() -> None:
+def test_truncated_episodes_keep_their_return() -> None:
     """Truncated episodes are included with their return so far."""
     play(policy="random", env=own_envs.SpacesEnv, max_episode_steps=2)
     ends = [(row["length"], row["terminated"], row["truncated"]) for row in rows()]
     assert ends == [("2", "0", "1")] * 5
 
 
-def test_records_are_appended_to_another_data_set() -> None:
+def test_record_dir_appends_to_a_dataset() -> None:
     """`record_dir` may contain episodes with the same spaces."""
     for seed in (0, 5):
         play(**RANDOM, seed=seed, record=True, record_dir="data", output_dir=f"out{seed}")
@@ -231,7 +227,7 @@ def test_records_are_appended_to_another_data_set() -> None:
     assert not Path("out").exists()
 
 
-def test_videos_are_written() -> None:
+def test_every_kth_episode_has_a_video() -> None:
     """Every k-th episode has a video of the same length."""
     result = play(**RANDOM, video=True, video_interval=3)
     names = [e.video and Path(e.video).name for e in result.episodes]
@@ -244,7 +240,7 @@ def test_videos_are_written() -> None:
     assert summary("out")["env"]["kwargs"] == {}
 
 
-def test_a_window_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_render_human_uses_one_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rendering requires a single environment in this process."""
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     modes = []
@@ -256,7 +252,7 @@ def test_a_window_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert modes == ["human", "human"]  # one of them is inspected before the rollout
 
 
-def test_what_can_not_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_rendering_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the setting or the extra; nothing is written."""
     needs = "requires an environment with render_mode="
     for given, message in (
@@ -273,7 +269,7 @@ def test_what_can_not_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fault", ["nan_reward", "nan_observation"])
-def test_lost_episodes_are_counted(fault: str) -> None:
+def test_dropped_episodes_are_counted(fault: str) -> None:
     """With `skip`, aborted episodes are in the files but not in the averages."""
     env = {"_target_": "own_envs.FaultyEnv", "kwargs": {"fault": fault, "at": 8}}
     one = {"runner.concurrency": 1}
@@ -287,7 +283,7 @@ def test_lost_episodes_are_counted(fault: str) -> None:
         play(policy="random", env=env, output_dir="other", **one)
 
 
-def test_a_failure_keeps_what_was_played(capfd: pytest.CaptureFixture[str]) -> None:
+def test_failed_rollout_keeps_finished_episodes(capfd: pytest.CaptureFixture[str]) -> None:
     """Files are complete up to the failure, including recordings."""
     env = {"_target_": "own_envs.FaultyEnv", "kwargs": {"at": 12}}
     with pytest.raises(EnvError, match="the wheel came off"):
@@ -299,7 +295,7 @@ def test_a_failure_keeps_what_was_played(capfd: pytest.CaptureFixture[str]) -> N
     assert f"stopped after 2 of 5 episodes; results: {Path('out').absolute()}" in told
 
 
-def test_results_that_can_not_be_written(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_results_raise(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Obstructed paths and full disks raise errors that name the path."""
     Path("file").write_text("")
     message = r"output_dir = '\S+file/out': cannot be written: .*; choose another path: output_dir="
@@ -311,43 +307,12 @@ def test_results_that_can_not_be_written(run: str, monkeypatch: pytest.MonkeyPat
         play(run=run)
 
 
-def moves_results() -> None:
-    """Move the output directory."""
-    Path("out").rename("moved")
-
-
 def fills_disk() -> None:
     """Raise the error of a full disk."""
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize(
-    ("happens", "words"), [(moves_results, "moved or removed"), (fills_disk, "No space left")]
-)
-def test_a_row_that_can_not_be_written(
-    monkeypatch: pytest.MonkeyPatch, happens: Any, words: str
-) -> None:
-    """The rollout ends, and files are written once more."""
-    write = CSVWriter.write
-
-    def writes(self: CSVWriter, row: Any) -> None:
-        write(self, row)
-        if row["number"] == 2:
-            happens()
-
-    monkeypatch.setattr(CSVWriter, "write", writes)
-    with pytest.raises(RunDirectoryError, match=rf"out cannot be written: .*{words}"):
-        play(**RANDOM, record=True)
-    if happens is moves_results:
-        assert not Path("out").exists()
-        assert [row["number"] for row in rows("moved")] == ["0", "1", "2"]
-    else:
-        assert summary("out")["stop_reason"] == "error"
-        assert rows()[0]["number"] == "0"
-        assert [int(row["seed"]) for row in rows()] == list(open_dataset("out/trajectories").seeds)
-
-
-def test_progress_and_outcome(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rollout_prints_title_table_and_paths(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Title, table and paths are printed, except in quiet mode."""
     play(run=run, output_dir="quiet")
     assert capsys.readouterr().out == ""
@@ -361,16 +326,3 @@ def test_progress_and_outcome(run: str, capsys: pytest.CaptureFixture[str]) -> N
         ["results", str(result.output_dir)],
         ["dataset", str(result.output_dir / "trajectories")],
     ]
-
-
-def test_lines_of_progress(capsys: pytest.CaptureFixture[str]) -> None:
-    """The display is updated at most once per second."""
-    times = iter((0.0, 1.0, 1.5, 2.0))
-    with RolloutProgress(2, "lines", clock=lambda: next(times)) as progress:
-        progress.steps(10)
-        progress.steps(10)
-        progress.ended(PlayedEpisode(0, 0, 3.0, 4, math.nan, TERMINATED))
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2
-    assert lines[0].startswith("episode 0/2     10 steps     10/s")
-    assert lines[1].startswith("episode 1/2     20 steps     10/s  eta 0:00:02  return 3.00")

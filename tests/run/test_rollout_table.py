@@ -30,7 +30,7 @@ def table(directory: str | Path) -> list[dict[str, str]]:
     return list(csv.DictReader(Path(directory, "policies.csv").read_text().splitlines()))
 
 
-def test_several_policies_are_compared_in_one_table(capfd: pytest.CaptureFixture[str]) -> None:
+def test_pattern_plays_each_policy_as_alone(capfd: pytest.CaptureFixture[str]) -> None:
     """Each matching policy is played with the same results as alone."""
     short_run(**{"evaluation.dump_interval": 1})
     command = ["rollout", "run=run/policies/*", "n_episodes=2", "progress=quiet"]
@@ -58,7 +58,7 @@ def test_several_policies_are_compared_in_one_table(capfd: pytest.CaptureFixture
         ("runs/*/../a", ["a"]),
     ],
 )
-def test_folders_of_a_pattern(pattern: str, names: list[str]) -> None:
+def test_pattern_directories_have_unique_names(pattern: str, names: list[str]) -> None:
     """Each folder is played once and has a unique name."""
     for name in ("runs/a/b-c", "runs/a-b/c"):
         Path(name).mkdir(parents=True)
@@ -69,7 +69,7 @@ def test_folders_of_a_pattern(pattern: str, names: list[str]) -> None:
     assert all(os.path.isdir(path) for path in found.values())
 
 
-def test_epochs_are_in_numeric_order() -> None:
+def test_pattern_sorts_epochs_numerically() -> None:
     """Epochs with different numbers of digits are sorted numerically."""
     for number in (9, 10, 100):
         Path("policies", f"step_{number}").mkdir(parents=True)
@@ -106,7 +106,7 @@ def play(
     ("returns", "best"),
     [((math.nan, 1.0, -2.0), 1.0), ((1.0, math.nan), 1.0), ((-3.0,), -3.0), ((math.nan,), None)],
 )
-def test_the_best_of_them(
+def test_best_policy_of_a_table_has_a_mean_return(
     returns: tuple[float, ...], best: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A policy without a mean return is not the best."""
@@ -115,7 +115,7 @@ def test_the_best_of_them(
     assert [row["policy"] for row in table("out")] == [f"p{i}" for i in range(len(returns))]
 
 
-def test_two_tables_of_the_same_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simultaneous_tables_use_separate_directories(monkeypatch: pytest.MonkeyPatch) -> None:
     """Directories are unique, and a given directory is not reused."""
     clock = SimpleNamespace(now=lambda: datetime(2026, 1, 2))
     monkeypatch.setattr(files, "datetime", clock)
@@ -127,7 +127,7 @@ def test_two_tables_of_the_same_second(monkeypatch: pytest.MonkeyPatch) -> None:
         play(monkeypatch, "out", b=1.0)
 
 
-def test_a_policy_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_policy_keeps_earlier_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table contains the finished policies."""
     with pytest.raises(RunDirectoryError):
         play(monkeypatch, "out", a=1.0, b=RunDirectoryError("damaged"), c=2.0)

@@ -60,7 +60,7 @@ def env_actions(policy: Any, actions: Any) -> np.ndarray[Any, Any]:
         pytest.param("local", 3, "box", 60, marks=pytest.mark.exhaustive),
     ],
 )
-def test_what_is_stored_is_what_happened(
+def test_replay_buffer_stores_environment_transitions(
     tmp_path: Path, runner: str, concurrency: int, action: str, size: int
 ) -> None:
     """Stored transitions equal transitions of the environments."""
@@ -106,7 +106,7 @@ def test_what_is_stored_is_what_happened(
 # -- the initial phase ---------------------------------------------------------------------------
 
 
-def test_a_policy_of_ones_own_acts_first() -> None:
+def test_initial_sampling_policy_acts_first() -> None:
     """`initial_sampling_policy` acts until the buffer is large enough."""
     AlwaysFirst.seen.clear()
     node = {"_target_": "own_parts.AlwaysFirst", "action": 1}
@@ -133,7 +133,7 @@ def test_a_policy_of_ones_own_acts_first() -> None:
         ({SHOWN: {**SOME, "n_episodes": 3}, "algorithm.initial_buffer_size": 1}, 8),
     ],
 )
-def test_the_least_steps_that_are_learned_from(changes: dict[str, Any], steps: int) -> None:
+def test_updates_are_complete_after_few_steps(changes: dict[str, Any], steps: int) -> None:
     """Updates are complete and learn from earlier updates."""
     with pytest.raises(ConfigError, match=rf"total_steps = {steps}: .* after {steps} environment"):
         sac_run(total_steps=steps, **changes)
@@ -149,7 +149,7 @@ def loss_of_weights(learner: Any, module_id: str, batch: Any, statistics: Any, a
 
 
 @pytest.mark.parametrize("after", [0, 2])
-def test_a_loss_without_errors_gives_no_priorities(after: int) -> None:
+def test_prioritized_replay_requires_td_errors(after: int) -> None:
     """Prioritized replay raises an error if a loss reports no errors."""
     own = {"_target_": f"{__name__}.loss_of_weights", "after": after}
     with pytest.raises(TrainingError, match=r'keep\("td_errors", .*replay_buffer=uniform'):
@@ -159,7 +159,7 @@ def test_a_loss_without_errors_gives_no_priorities(after: int) -> None:
 # -- demonstrations ------------------------------------------------------------------------------
 
 
-def test_a_demonstration_that_is_cut_is_not_joined_with_the_run() -> None:
+def test_partial_demonstration_is_not_joined() -> None:
     """A partial demonstration is not joined with the following steps."""
     shown = {"_target_": "own_parts.demonstrations", "n_episodes": 3}
     config = load_config(
@@ -176,7 +176,7 @@ def test_a_demonstration_that_is_cut_is_not_joined_with_the_run() -> None:
     assert batch.rewards[is_second].unique().tolist() == [101.0, 151.5]
 
 
-def test_a_run_that_is_continued_has_its_demonstrations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_does_not_require_demonstrations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Resuming does not require the demonstrations."""
     shown = {"_target_": "own_parts.demonstrations", "n_episodes": 3}
     sac_run(**{SHOWN: shown})
@@ -185,7 +185,7 @@ def test_a_run_that_is_continued_has_its_demonstrations(monkeypatch: pytest.Monk
     assert again.summary.env_steps == 224
 
 
-def test_demonstrations_from_a_data_set(tmp_path: Path) -> None:
+def test_sacfd_starts_with_recorded_transitions(tmp_path: Path) -> None:
     """`algorithm=sacfd` starts with recorded transitions."""
     data = record(tmp_path / "data", gymnasium.make("Pendulum-v1"), n_episodes=4)
     given: dict[str, Any] = {
@@ -226,7 +226,7 @@ def no_dataset() -> int:
         ({"_target_": "test_sac_runs.no_such"}, r"\._target_ = .*has no 'no_such'"),
     ],
 )
-def test_demonstrations_that_are_none(tmp_path: Path, node: Any, message: str) -> None:
+def test_invalid_demonstrations_raise(tmp_path: Path, node: Any, message: str) -> None:
     """Errors contain the key of the setting and differences of spaces."""
     if isinstance(node, dict) and "given" in node["_target_"]:
         data = record(tmp_path / "data", gymnasium.make("Pendulum-v1"), n_episodes=1)
@@ -251,7 +251,7 @@ BUFFER = "algorithm.replay_buffer"
         ("disk", "set run_dir", 185, 192),
     ],
 )
-def test_a_buffer_that_does_not_fit_is_refused(
+def test_replay_buffer_beyond_memory_raises(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     storage: str,
@@ -279,7 +279,7 @@ def test_a_buffer_that_does_not_fit_is_refused(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="files may be sparse elsewhere")
-def test_a_buffer_is_no_larger_than_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_buffer_is_limited_by_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The size is limited by `total_steps` and demonstrations, and grows on extension."""
     taken: list[int] = []
     monkeypatch.setattr(os, "posix_fallocate", lambda file, offset, size: taken.append(size))
@@ -296,7 +296,7 @@ def test_a_buffer_is_no_larger_than_the_run(monkeypatch: pytest.MonkeyPatch) -> 
     assert sorted(taken) == [1002 * 8, 1002 * 12]
 
 
-def test_room_for_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_required_memory_includes_priorities(monkeypatch: pytest.MonkeyPatch) -> None:
     """The required memory includes priorities and is small for short runs."""
     monkeypatch.setattr(off_policy, "available_memory", lambda device, processes: (192 + 2) * 25)
     with pytest.raises(ConfigError, match=r"algorithm\.replay_buffer_size = 1000: .*are free"):
@@ -307,7 +307,7 @@ def test_room_for_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sac_run("short", total_steps=7, **settings).summary.env_steps == 12
 
 
-def test_files_that_can_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_errors_name_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors of the disk name the setting."""
 
     def refuse(dir: Path) -> Any:
@@ -324,7 +324,7 @@ def test_files_that_can_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("action", ["box", "tuple"])
-def test_metrics(action: str) -> None:
+def test_metrics_are_plausible(action: str) -> None:
     """Metrics of SAC have plausible values."""
     env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": action}}
     result = sac_run(env=env, **{"algorithm.replay_buffer_size": 100})
@@ -343,7 +343,7 @@ def test_metrics(action: str) -> None:
     assert 0 < row["time/sample_s"] < row["time/update_s"]
 
 
-def test_the_initial_phase_counts_as_steps() -> None:
+def test_warm_up_steps_count_in_total_steps() -> None:
     """Warm-up steps are included in `total_steps`."""
     result = sac_run(total_steps=33)
     assert result.history[-1]["env_steps"] == result.summary.env_steps == 40

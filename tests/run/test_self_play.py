@@ -47,7 +47,7 @@ def run(name: str, **more: Any) -> Any:
 
 
 @pytest.mark.exhaustive
-def test_the_results_are_a_table_and_a_picture() -> None:
+def test_league_results_are_a_table_and_a_plot() -> None:
     """The table contains the values of metrics.csv, with a plot."""
     run("run", **{"algorithm.n_epochs": 3, "tracking.plot": True})
     with Path("run/plots/league_main.csv").open(newline="") as file:
@@ -60,7 +60,7 @@ def test_the_results_are_a_table_and_a_picture() -> None:
     assert Path("run/plots/league_main.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_policies_play_against_others_after_each_evaluation() -> None:
+def test_evaluation_opponents_play_the_policies() -> None:
     """Opponents control agents with their spaces; other agents keep their policies."""
     run("base", **{"algorithm.n_epochs": 1})
     opponents = {
@@ -120,7 +120,7 @@ PAIRS = [["red_0", "red_1"], ["blue_0", "blue_1"]]
         (Loners, {}, [["red_0"], ["blue_0"], ["red_1"], ["blue_1"]], 0.0),
     ],
 )
-def test_members_of_a_team_are_no_opponents(env: Any, named: Any, teams: Any, wins: float) -> None:
+def test_team_members_are_no_opponents(env: Any, named: Any, teams: Any, wins: float) -> None:
     """A pair that always plays 1 beats a pair that plays 0, as each team.
 
     Without teams the opponent also plays the other member of the pair, which is a draw.
@@ -140,7 +140,7 @@ def test_members_of_a_team_are_no_opponents(env: Any, named: Any, teams: Any, wi
     }
 
 
-def test_teams_in_training() -> None:
+def test_leagues_and_evaluations_use_teams() -> None:
     """Leagues and evaluations use teams; `env.teams` takes precedence."""
     policies = {"main": {"agents": ["*"], "opponents": {"add_every": 1, "share": 1.0}}}
     settings: dict[str, Any] = {
@@ -166,7 +166,7 @@ def test_teams_in_training() -> None:
         short_run("other", "ppo", **{"env.teams": {"red": ["*"]}}, total_steps=32)
 
 
-def test_where_rewards_cancel_evaluation_plays_against_random(
+def test_zero_sum_evaluation_uses_random_opponent(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Zero-sum environments are detected, and the setting is stored."""
@@ -187,7 +187,7 @@ def test_where_rewards_cancel_evaluation_plays_against_random(
         assert metric not in result.history[-1]
 
 
-def test_the_metric_that_selects_policies(capsys: pytest.CaptureFixture[str]) -> None:
+def test_return_against_the_first_opponent_selects(capsys: pytest.CaptureFixture[str]) -> None:
     """By default, the return against the first opponent selects."""
     more = {"algorithm.n_epochs": 3, "evaluation.n_episodes": 4}
     usual = {"evaluation.metric": EVAL_RETURN}
@@ -219,7 +219,7 @@ def test_the_metric_that_selects_policies(capsys: pytest.CaptureFixture[str]) ->
         1, ["train/first/episode_return_mean", "league/main/win_rate", "league/main@0/win_rate"]
     ),
 )
-def test_a_metric_of_one_of_several_may_be_missing_in_an_epoch(metric: str) -> None:
+def test_agent_metrics_may_be_missing_in_an_epoch(metric: str) -> None:
     """Metrics of agents may be missing in an epoch; unknown agents raise an error."""
     short = {"algorithm.n_rollout_steps": 2, "algorithm.batch_size": 2, "algorithm.epoch_length": 1}
     chosen = {"evaluation.metric": metric, "opponents": {"share": 1.0}}
@@ -248,7 +248,7 @@ def test_a_metric_of_one_of_several_may_be_missing_in_an_epoch(metric: str) -> N
     ],
     ids=["share", "never", "algorithm", "one agent", "actors", "frozen"],
 )
-def test_what_does_not_fit_is_named(
+def test_invalid_multi_agent_settings_raise(
     opponents: dict[str, Any], more: dict[str, Any], problem: str
 ) -> None:
     """The error contains key, value and allowed values."""

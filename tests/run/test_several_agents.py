@@ -31,7 +31,7 @@ def run(name: str, case: str, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("case", everyday(1, ["ppo", "td3", "ppo, league"]))
-def test_metrics_of_each_policy_and_agent(case: str) -> None:
+def test_losses_by_policy_and_returns_by_agent_are_reported(case: str) -> None:
     """Losses are reported per policy, evaluation returns per agent."""
     run("run", case, **{"algorithm.n_epochs": 2})
     found = rows("run")[-1].keys()
@@ -44,7 +44,7 @@ def test_metrics_of_each_policy_and_agent(case: str) -> None:
 @pytest.mark.parametrize(
     "more", everyday(1, [{}, {"runner": "local"}, {"runner.envs_per_actor": 1}])
 )
-def test_infos_of_agents_are_metrics(more: Any) -> None:
+def test_agent_infos_become_metrics(more: Any) -> None:
     """Infos are reported per agent and as means."""
     keys = {"tracking.info_keys": ["fuel", "a/fuel"]}
     env = {"_target_": "agent_envs.Fuelled"}
@@ -59,7 +59,7 @@ def test_infos_of_agents_are_metrics(more: Any) -> None:
 
 
 @pytest.mark.parametrize("case", everyday(1, ["ppo, league", "ppo, league by win rate"]))
-def test_snapshots_that_are_kept_are_saved(case: str) -> None:
+def test_kept_snapshots_are_saved(case: str) -> None:
     """Two of five snapshots are kept, frozen, and saved."""
     more = {"algorithm.lr": 0.01, "checkpoint.interval": 1}
     run("run", case, **more, **{"algorithm.n_epochs": 6, "total_steps": 0})
@@ -75,7 +75,7 @@ def test_snapshots_that_are_kept_are_saved(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", everyday(1, ["impala", "impala, replay", "ppo"]))
-def test_whoever_acted_learns(case: str) -> None:
+def test_recorded_log_probs_match_the_acting_policy(case: str) -> None:
     """Recorded log-probabilities match the policy of each turn."""
     run("run", case, **{"algorithm.lr": 1e-12})
     for policy in ("first", "referee"):
@@ -90,7 +90,7 @@ def test_whoever_acted_learns(case: str) -> None:
 @pytest.mark.parametrize(
     "before", everyday(1, [{}, {"model.centralized_critic": True}]), ids=["own", "joint"]
 )
-def test_a_centralised_critic_has_statistics_of_its_own(mode: str, before: dict[str, Any]) -> None:
+def test_centralized_critic_has_separate_statistics(mode: str, before: dict[str, Any]) -> None:
     """Statistics are collected before training and follow the mode of the run."""
     other = "running" if mode == "estimated" else "estimated"
     run("base", "a2c", **before, **{"model.normalization.mode": other})
@@ -104,7 +104,7 @@ def test_a_centralised_critic_has_statistics_of_its_own(mode: str, before: dict[
 
 
 @pytest.mark.exhaustive
-def test_observations_of_several_agents_are_stacked() -> None:
+def test_multi_agent_observations_are_stacked() -> None:
     """Observations are stacked per agent, without masks and common entries."""
     stack = {"_target_": "maze_train.envs.wrappers.ObservationStackWrapper", "n": 2}
     run("run", "sac", **{"env.wrappers": [stack]})
@@ -121,7 +121,7 @@ CLASSIC = ["tictactoe_v3", "rps_v2", "leduc_holdem_v4", "chess_v6", "hanabi_v5"]
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", everyday(1, CLASSIC))
-def test_classic_environments_are_learned_continued_and_played(name: str) -> None:
+def test_classic_games_train_resume_and_play(name: str) -> None:
     """Classic PettingZoo games can be trained, resumed and played."""
     pytest.importorskip("pettingzoo")
     if name != "tictactoe_v3":
@@ -141,7 +141,7 @@ def test_classic_environments_are_learned_continued_and_played(name: str) -> Non
     assert episode.length > 0
 
 
-def test_ids_that_nobody_named_are_such_as_one_could_give() -> None:
+def test_default_policy_ids_are_valid() -> None:
     """Default policy ids are valid, and agents of an id have equal spaces."""
     sizes = {"p@1": 1, "p_1": 2, "p:1": 3, "keys": 4, "wolf_0": 5, "wolf_1": 5}
     boxes: dict[str, Any] = {agent: Box(0.0, 1.0, (size,)) for agent, size in sizes.items()}
@@ -151,7 +151,7 @@ def test_ids_that_nobody_named_are_such_as_one_could_give() -> None:
         check_id(policy)
 
 
-def test_names_of_agents_that_look_like_patterns() -> None:
+def test_agent_names_with_brackets_are_matched() -> None:
     """Names with brackets select the agent with this name."""
     boxes: dict[str, Any] = {agent: Box(0.0, 1.0, (1,)) for agent in ("p[0]", "p[1]", "*", "q")}
     agents = {"one": ["p[0]", "*"], "rest": ["p[[]1]", "q*"]}
@@ -239,7 +239,7 @@ def test_names_of_agents_that_look_like_patterns() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_named(overrides: dict[str, Any], problem: str) -> None:
+def test_invalid_multi_agent_settings_raise(overrides: dict[str, Any], problem: str) -> None:
     """The error contains key, value and allowed values."""
     algorithm = str(overrides.pop("algorithm", "ppo"))
     with pytest.raises(ConfigError, match=problem):
@@ -247,9 +247,7 @@ def test_what_does_not_fit_is_named(overrides: dict[str, Any], problem: str) -> 
 
 
 @pytest.mark.parametrize("base", everyday(1, ["ppo", "sac"]))
-def test_a_run_begins_with_the_policies_of_another(
-    base: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_base_run_loads_policies_by_id(base: str, capsys: pytest.CaptureFixture[str]) -> None:
     """All policies are loaded by id; unknown ids raise an error."""
     run("base", base, **{"model.hidden_sizes": [6, 5], "model.activation": "relu"})
     more = {"base_run": "base", "algorithm.lr": 1e-12, "trust": ["agent_envs"]}
@@ -271,7 +269,7 @@ def test_a_run_begins_with_the_policies_of_another(
 
 @pytest.mark.parametrize("is_centralized", [True, None])
 @pytest.mark.exhaustive
-def test_centralised_critics_for_the_memories_of_another_run(
+def test_base_run_loads_alike_centralized_critics_only(
     is_centralized: bool | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Recurrent policies are loaded; critics only if they are alike."""
@@ -285,7 +283,7 @@ def test_centralised_critics_for_the_memories_of_another_run(
     assert written_config("run")["model"]["shared_trunk"] is None
 
 
-def test_a_policy_may_have_a_normalisation_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observation_statistics_are_per_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Statistics are per policy; a policy that never acts raises an error."""
     norm = {"mode": "estimated", "n_steps": 20}
     policies = {
@@ -304,7 +302,7 @@ def test_a_policy_may_have_a_normalisation_of_its_own(monkeypatch: pytest.Monkey
         run("idle", "ppo", policies=policies, **small)
 
 
-def test_a_policy_may_have_networks_of_its_own() -> None:
+def test_policies_have_separate_networks() -> None:
     """`policies.<id>.model` configures the networks of a policy."""
     policies = {
         "players": {"agents": ["first", "second"]},
@@ -324,7 +322,7 @@ def test_a_policy_may_have_networks_of_its_own() -> None:
 
 
 @pytest.mark.exhaustive
-def test_sequences_of_a_policy_that_alone_has_a_memory() -> None:
+def test_sequences_do_not_depend_on_other_policies() -> None:
     """Sequences of a recurrent policy do not depend on other policies."""
     sizes = {"hidden_sizes": [8]}
     memory = {**sizes, "rnn": RECURRENT["model.rnn"]}

@@ -48,7 +48,7 @@ def play_heaps(**settings: Any) -> Any:
     return play(**{**given, **TRUST, **settings})
 
 
-def test_returns_and_turns_of_agents_are_those_of_the_game() -> None:
+def test_agent_returns_and_turns_match_the_game() -> None:
     """Returns and turns match the game."""
     result = play_heaps(record=True, seed=3)
     heaps = [int(np.random.default_rng(seed).integers(6, 13)) for seed in range(3, 8)]
@@ -85,7 +85,7 @@ def test_returns_and_turns_of_agents_are_those_of_the_game() -> None:
     assert found["deterministic"] is None
 
 
-def test_agents_with_one_policy_win_nothing_against_each_other() -> None:
+def test_win_rate_without_opponents_is_nan() -> None:
     """Win rates are NaN without opponents with another policy."""
     policies = {"players": {"agents": ["first", "second"], "source": ONE}, "referee": ONE}
     play_heaps(policies=policies)
@@ -97,7 +97,7 @@ def test_agents_with_one_policy_win_nothing_against_each_other() -> None:
     assert summary("all")["agents"]["left"]["win_rate"] is None
 
 
-def test_a_pair_wins_together() -> None:
+def test_win_rates_compare_team_sums() -> None:
     """Win rates compare sums of teams with other policies."""
     teams = {"red": ["red_*"], "blue": ["blue_*"]}
     for env, named in (("Pairs", {}), ("Loners", teams)):
@@ -117,7 +117,7 @@ def test_a_pair_wins_together() -> None:
     everyday(1, [{}, RECURRENT, {"model.centralized_critic": True}]),
     ids=["plain", "memory", "centralised critic"],
 )
-def test_policies_of_a_run_play_as_they_do_without_being_named(more: dict[str, Any]) -> None:
+def test_explicit_policies_equal_the_defaults(more: dict[str, Any]) -> None:
     """Explicit policies of a run equal the defaults, also sampled."""
     run("run", **more)
     for chance in (True, False):
@@ -133,7 +133,7 @@ def test_policies_of_a_run_play_as_they_do_without_being_named(more: dict[str, A
 
 
 @pytest.mark.exhaustive
-def test_agents_may_be_in_another_order_than_in_training() -> None:
+def test_agents_are_identified_by_name() -> None:
     """Agents are identified by name."""
     run("run", **RECURRENT, **{"algorithm.lr": 0.05, "total_steps": 512})
     played = [
@@ -146,7 +146,7 @@ def test_agents_may_be_in_another_order_than_in_training() -> None:
     assert played[0] == played[1]
 
 
-def test_agents_that_are_not_named_play_as_the_run_does() -> None:
+def test_unnamed_agents_use_policies_of_the_run() -> None:
     """Names match agents first, then policies of the run."""
     run("run")
     cases: dict[str, Any] = {
@@ -176,7 +176,7 @@ def test_agents_that_are_not_named_play_as_the_run_does() -> None:
     assert (found["old"]["source"], found["judge"]["source"]) == ("base:main", ONE)
 
 
-def test_agents_that_the_run_has_no_policy_for_are_named() -> None:
+def test_agents_without_policy_raise() -> None:
     """Agents without a policy raise an error."""
     policies = {"one": {"agents": ["left"]}, "two": {"agents": ["right"]}}
     for name, more in (("apart", {"policies": policies}), ("shared", {})):
@@ -190,7 +190,7 @@ def test_agents_that_the_run_has_no_policy_for_are_named() -> None:
         play_heaps(run="apart", env=given["env"], policies={"left": "random"})
 
 
-def test_random_actions_of_agents_that_are_not_named() -> None:
+def test_policy_random_applies_to_unnamed_agents() -> None:
     """`policy=random` applies to all other agents; Python objects are allowed."""
     result = play_heaps(policy="random", policies={"second": Engine}, n_episodes=20)
     found = {key: own["agents"] for key, own in summary("out")["policy"]["policies"].items()}
@@ -209,7 +209,7 @@ def test_random_actions_of_agents_that_are_not_named() -> None:
     assert rows("few") == rows("out")
 
 
-def test_the_configuration_that_is_written_repeats_the_rollout() -> None:
+def test_written_configuration_repeats_the_rollout() -> None:
     """Short forms are written as settings with absolute directories."""
     run("run")
     play_heaps(run="run", policies={"second": "run", "first": ONE}, video=False)
@@ -219,7 +219,7 @@ def test_the_configuration_that_is_written_repeats_the_rollout() -> None:
     assert rows("again") == rows("out")
 
 
-def test_forms_in_which_policies_are_named() -> None:
+def test_policies_accept_sources_settings_and_classes() -> None:
     """Sources, single settings, and classes with arguments are accepted."""
     config = load_rollout_config(
         {
@@ -277,7 +277,7 @@ def test_forms_in_which_policies_are_named() -> None:
         *("training", "all agents", "one agent", "no env", "nothing"),
     ],
 )
-def test_what_does_not_fit_is_named_before_anything_is_played(
+def test_invalid_policies_raise_before_anything_is_played(
     given: dict[str, Any], problem: str
 ) -> None:
     """The error contains key, value and allowed values; nothing is written."""

@@ -55,7 +55,7 @@ class MaskedTuple(gymnasium.Env[Any, Any]):
         ("impala", "actors_batch_size", 2),
     ],
 )
-def test_a_trial_stays_a_trial(algorithm: str, key: str, most: int) -> None:
+def test_fast_dev_run_limits_every_setting(algorithm: str, key: str, most: int) -> None:
     """A dry run is short regardless of the settings of an update."""
     settings = {"runner.fast_dev_run": True, f"algorithm.{key}": 65536}
     data = {"runner.dataset": "data"} if algorithm == "bc" else {}
@@ -64,7 +64,7 @@ def test_a_trial_stays_a_trial(algorithm: str, key: str, most: int) -> None:
 
 
 @pytest.mark.parametrize("algorithm", everyday(1, ["es", "ppo"]))
-def test_a_mask_that_nobody_reads_is_told_once(
+def test_unused_mask_is_noted_once(
     algorithm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The note about unused masks is printed once per run."""
@@ -75,7 +75,7 @@ def test_a_mask_that_nobody_reads_is_told_once(
         assert told.count("maze_train.ActionMaskWrapper") == (0 if more else 1)
 
 
-def test_a_mask_of_several_choices(tmp_path: Path) -> None:
+def test_mask_wrapper_supports_several_choices(tmp_path: Path) -> None:
     """The wrapper adds the mask to a Dict; only legal actions are taken."""
     settings = {"runner.fast_dev_run": True, "algorithm.gamma": 0.5, **QUIET, **MASKED}
     result = train(MaskedTuple, "sac", run_dir=tmp_path / "run", seed=0, **settings)
@@ -91,7 +91,7 @@ def test_a_mask_of_several_choices(tmp_path: Path) -> None:
         ({"observation_space": spaces.Dict(action_mask=spaces.MultiBinary(5))}, "already"),
     ],
 )
-def test_masks_that_do_not_fit(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
+def test_invalid_masks_raise(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
     """Invalid masks raise an error."""
     env = type("Odd", (MaskedTuple,), changes)
     with pytest.raises(Exception, match=problem):
@@ -120,7 +120,7 @@ def notes(env: Any, space: spaces.Space[Any] | None = None, **changes: Any) -> l
         ),
     ],
 )
-def test_no_time_limit_is_told(env: Any, changes: dict[str, Any], is_lacking: bool) -> None:
+def test_missing_time_limit_is_noted(env: Any, changes: dict[str, Any], is_lacking: bool) -> None:
     """A note is printed if no episode ended in the first epoch.
 
     It is not printed if a time limit applies in training.
@@ -169,7 +169,7 @@ def test_float_images_are_noted(
     assert told in "".join(found)
 
 
-def test_notes_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_start_notes_are_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Notes are printed after the first epoch, and not again on resume."""
     settings = {"algorithm.n_rollout_steps": 32, "algorithm.epoch_length": 1, **QUIET}
     settings |= {"evaluation.n_episodes": 0}

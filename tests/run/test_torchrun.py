@@ -123,7 +123,7 @@ def assert_continues_after_a_kill(directory: Path, settings: dict[str, Any]) -> 
 
 
 @pytest.mark.slow
-def test_two_processes_equal_one_and_continue_after_a_kill(tmp_path: Path) -> None:
+def test_two_processes_equal_one_and_resume_after_a_kill(tmp_path: Path) -> None:
     """Results equal one process; after a kill, torchrun restarts from a checkpoint."""
     outcome = torchrun(tmp_path, {**PPO, "run_dir": "whole"})
     assert outcome.returncode == 0, outcome.stdout
@@ -174,7 +174,7 @@ def test_four_processes_equal_one(tmp_path: Path, settings: dict[str, Any]) -> N
 
 
 @pytest.mark.slow
-def test_callbacks_steer_all_processes(tmp_path: Path) -> None:
+def test_callbacks_apply_to_all_processes(tmp_path: Path) -> None:
     """Environment calls, changed settings and a stop by one process apply to all processes."""
     planet, steers = "torchrun_parts.PlanetEnv", "torchrun_parts.Steers"
     texts = {"env": f"{{_target_: {planet}}}", "callbacks": f"[{{_target_: {steers}, stops: 1}}]"}
@@ -202,7 +202,9 @@ def test_callbacks_steer_all_processes(tmp_path: Path) -> None:
     ],
     ids=["impala", "sac"],
 )
-def test_replay_continues_after_a_kill(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_replay_buffers_of_all_processes_resume_after_a_kill(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
     """Checkpoints contain the actors and warm-up policy of every process, and replay buffers."""
     outcome = torchrun(tmp_path, {**settings, "run_dir": "whole"})
     assert outcome.returncode == 0, outcome.stdout
@@ -210,7 +212,7 @@ def test_replay_continues_after_a_kill(tmp_path: Path, settings: dict[str, Any])
 
 
 @pytest.mark.exhaustive
-def test_a_signal_to_one_process_saves_and_ends_all(tmp_path: Path) -> None:
+def test_signal_to_one_process_ends_all(tmp_path: Path) -> None:
     """The run resumes exactly with the same number of processes."""
     number = int(signal.SIGTERM)
     ends = f"[{{_target_: torchrun_parts.EndsProcess, rank: 1, update: 3, number: {number}}}]"
@@ -255,9 +257,7 @@ def test_a_signal_to_one_process_saves_and_ends_all(tmp_path: Path) -> None:
     ],
     ids=["environment", "callback", "calls", "settings", "spaces"],
 )
-def test_an_error_in_one_process_ends_all(
-    tmp_path: Path, settings: dict[str, Any], text: str
-) -> None:
+def test_error_in_one_process_ends_all(tmp_path: Path, settings: dict[str, Any], text: str) -> None:
     """The message contains the rank and the traceback."""
     outcome = torchrun(tmp_path, {**PPO, **settings, "run_dir": "run"})
     assert outcome.returncode != 0
@@ -309,7 +309,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Any:
     return store
 
 
-def test_one_process_of_torchrun_is_like_any_other(
+def test_single_torchrun_process_equals_plain_run(
     launched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results are identical; scripts may train twice and be restarted."""
@@ -334,7 +334,7 @@ def by_command(**settings: Any) -> None:
 
 @pytest.mark.parametrize("start", [train, by_command])
 @pytest.mark.parametrize("is_resumed", [False, True], ids=["new", "resumed"])
-def test_a_restarted_process_has_the_same_settings(
+def test_restarted_process_has_the_same_settings(
     launched: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -363,7 +363,9 @@ def test_a_restarted_process_has_the_same_settings(
     assert len(read_json(run / "environment.json")["starts"]) == 2 + is_resumed
 
 
-def test_each_process_has_a_gpu(launched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_use_the_gpu_of_their_local_rank(
+    launched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The process uses the GPU of its local rank."""
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
@@ -395,7 +397,7 @@ def test_each_process_has_a_gpu(launched: Any, monkeypatch: pytest.MonkeyPatch) 
     ],
     ids=["connection", "network", "memory"],
 )
-def test_errors_of_an_exchange(
+def test_only_connection_errors_are_lost_processes(
     launched: Any, error: RuntimeError, expected: type[Exception] | None
 ) -> None:
     """Only connection errors are reported as lost processes."""
@@ -411,7 +413,7 @@ def test_errors_of_an_exchange(
     processes.leave()
 
 
-def test_processes_that_do_not_start_a_run(launched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ranks_are_named(launched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names all missing ranks after a single wait."""
     monkeypatch.setattr(maze_train.learner.torchrun, "MEET_S", 1.0)
     monkeypatch.setenv("WORLD_SIZE", "4")
@@ -422,9 +424,7 @@ def test_processes_that_do_not_start_a_run(launched: Any, monkeypatch: pytest.Mo
     assert time.monotonic() - start < 2.5
 
 
-def test_failed_operations_of_nccl_raise_errors(
-    launched: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nccl_blocking_wait_is_enabled(launched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL's blocking wait is enabled, so that failures do not end the process."""
     monkeypatch.setenv(BLOCKING_WAIT, "")
     monkeypatch.delenv(BLOCKING_WAIT)
@@ -434,7 +434,7 @@ def test_failed_operations_of_nccl_raise_errors(
     assert os.environ[BLOCKING_WAIT] == "1"
 
 
-def test_a_rank_belongs_to_one_process(launched: Any) -> None:
+def test_child_process_does_not_join_as_rank(launched: Any) -> None:
     """A process that inherited the variables does not join."""
     launched.set("maze_train/0/0", "elsewhere:1")
     with pytest.raises(ConfigError, match="process elsewhere:1 has this rank"):
@@ -450,7 +450,7 @@ def test_a_rank_belongs_to_one_process(launched: Any) -> None:
     ],
     ids=["no store", "no rank", "no processes"],
 )
-def test_variables_left_in_a_shell_are_an_error(
+def test_inherited_torchrun_variables_raise(
     launched: Any, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], text: str
 ) -> None:
     """Inherited variables raise an error without waiting."""
@@ -460,7 +460,7 @@ def test_variables_left_in_a_shell_are_an_error(
         make_runner(load_config({**SHORT, **PPO}))
 
 
-def test_variables_of_other_launchers_are_named(
+def test_variables_of_other_launchers_are_noted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With variables of other launchers, one process trains and prints a note."""
@@ -515,7 +515,7 @@ def test_torchrun_starts_only_single_runs(
     ],
     ids=["impala", "es", "n_learners", "actors", "concurrency", "ray", "asynchronous", "bc"],
 )
-def test_what_several_processes_cannot_do_is_refused(
+def test_unsupported_settings_of_several_processes_raise(
     launched: Any, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], text: str
 ) -> None:
     """Unsupported settings raise an error before processes connect."""

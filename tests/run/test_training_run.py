@@ -7,7 +7,6 @@ import functools
 import json
 import math
 import os
-import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,11 @@ import numpy as np
 import pytest
 import torch
 from cases import everyday
-from gymnasium.spaces import Text
 from own_envs import SpacesEnv
 from short_runs import everything, file_contents, rows, settings, short_run, summary, written_config
 
 from maze_train import MetricsWriter, RunInfo, evaluate, load_config, run_rollout, train
-from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
+from maze_train.core.errors import ConfigError, MazeTrainError
 from maze_train.envs import factory
 from maze_train.run.train import make_runner
 from maze_train.tools.runs import find_runs
@@ -30,7 +28,7 @@ from maze_train.tools.runs import find_runs
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
-def test_files_of_the_run_directory() -> None:
+def test_finished_run_has_all_files() -> None:
     """A finished run has configuration, metrics, summary, plot and best policy."""
     result = short_run(**{"tracking.plot": True})
     names = everything(Path("run"))
@@ -61,7 +59,7 @@ def test_files_of_the_run_directory() -> None:
 
 
 @pytest.mark.parametrize("algorithm", everyday(1, ["ppo", "a2c"]))
-def test_the_written_configuration_repeats_the_run(algorithm: str) -> None:
+def test_written_configuration_repeats_the_run(algorithm: str) -> None:
     """config.yaml reloads to an equal configuration and repeats the run."""
     node = settings(algorithm, seed=None)
     make_runner(load_config(node)).run()
@@ -77,21 +75,7 @@ def test_the_written_configuration_repeats_the_run(algorithm: str) -> None:
     assert rows("other") != rows("run")
 
 
-def test_a_space_without_a_distribution_is_refused(tmp_path: Path) -> None:
-    """Unsupported action spaces raise a SpaceError, and nothing is created."""
-
-    class TextActions(SpacesEnv):
-        def __init__(self) -> None:
-            super().__init__()
-            self.action_space = Text(3)
-
-    with pytest.raises(SpaceError, match="Text"):
-        short_run(env=TextActions)
-    SpacesEnv.open_envs = 0
-    assert everything(tmp_path) == []
-
-
-def test_a_run_directory_is_not_used_twice() -> None:
+def test_used_run_directory_raises() -> None:
     """A directory with a run raises an error and is unchanged."""
     short_run()
     before = file_contents("run")
@@ -100,21 +84,21 @@ def test_a_run_directory_is_not_used_twice() -> None:
     assert file_contents("run") == before
 
 
-def test_a_run_directory_that_can_not_be_written_is_named() -> None:
+def test_unwritable_run_directory_raises() -> None:
     """The error names the run directory."""
     Path("file").write_text("")
     with pytest.raises(ConfigError, match=r"run_dir = '/.*file/run': cannot be written"):
         short_run("file/run")
 
 
-def test_runs_without_a_name_get_directories_of_their_own() -> None:
+def test_default_run_directories_are_unique() -> None:
     """Default directories are unique."""
     one, two = (short_run(None).run_dir for _ in range(2))
     assert one != two
     assert str(one).startswith(str(Path.cwd() / "outputs/SpacesEnv-ppo-dev/20"))
 
 
-def test_latest_names_the_run_that_started_last() -> None:
+def test_latest_links_the_last_started_run() -> None:
     """Runs with an explicit directory are ignored."""
     with pytest.raises(ConfigError, match=r"resume = 'latest': outputs/latest does not exist"):
         train(resume="latest")
@@ -132,7 +116,7 @@ def test_latest_names_the_run_that_started_last() -> None:
     assert find_runs(["outputs"]).directories == [one, two]
 
 
-def test_a_file_of_the_user_called_latest_stays() -> None:
+def test_user_file_called_latest_is_kept() -> None:
     """An existing file `latest` is not replaced."""
     Path("outputs").mkdir()
     Path("outputs/latest").write_text("mine")
@@ -154,7 +138,7 @@ class Refusing(MetricsWriter):
 
 
 @pytest.mark.parametrize("there", [None, [], ["notes.txt"]])
-def test_a_writer_that_refuses_leaves_no_run_directory(there: list[str] | None) -> None:
+def test_failing_writer_leaves_no_run_directory(there: list[str] | None) -> None:
     """If a writer fails to start, the directory is unchanged."""
     if there is not None:
         Path("run").mkdir()
@@ -169,7 +153,7 @@ def test_a_writer_that_refuses_leaves_no_run_directory(there: list[str] | None) 
     train(**{**refused, "tracking.writers": []})
 
 
-def test_schedules_go_from_start_to_end() -> None:
+def test_schedules_start_at_the_first_value() -> None:
     """The first update has the first value; the last value is not reached."""
     history = short_run(
         **{
@@ -188,7 +172,7 @@ def test_schedules_go_from_start_to_end() -> None:
         np.testing.assert_allclose([row[f"train/{name}"] for row in history], values, rtol=1e-6)
 
 
-def test_two_runs_in_one_process_do_not_mix() -> None:
+def test_nested_runs_are_independent() -> None:
     """A run within another run does not change its results."""
     inner: list[Any] = []
 
@@ -209,7 +193,7 @@ def test_two_runs_in_one_process_do_not_mix() -> None:
 
 
 @pytest.mark.parametrize("env", [lambda: SpacesEnv(), functools.partial(SpacesEnv)])
-def test_a_run_with_an_environment_of_python_needs_it_again(env: Any) -> None:
+def test_resuming_a_python_environment_requires_it_again(env: Any) -> None:
     """The error explains how to pass the environment again."""
     run_dir = short_run(env=env).run_dir
     remedy = r"pass it again, as in train\(env=..., resume=...\) or run_rollout\(run=..., env=...\)"
@@ -229,7 +213,7 @@ class Wandering(SpacesEnv):
 
 
 @pytest.mark.parametrize("run_dir", ["run", None])
-def test_an_environment_that_changes_the_working_directory(run_dir: str | None) -> None:
+def test_files_stay_below_the_initial_directory(run_dir: str | None) -> None:
     """All files are written below the initial directory."""
     here = Path.cwd()
     result = short_run(run_dir, env={"_target_": f"{__name__}.Wandering"})
@@ -239,7 +223,7 @@ def test_an_environment_that_changes_the_working_directory(run_dir: str | None) 
     assert {"metrics.csv", "summary.json", "config.yaml"} <= written
 
 
-def test_a_disk_that_stays_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_on_a_full_disk_lists_missing_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run finishes, and the result lists missing files."""
 
     class Filling(SpacesEnv):
@@ -262,7 +246,7 @@ def test_a_disk_that_stays_full(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(run / "policies/epoch_000003") in result.missing
 
 
-def test_two_runs_in_two_threads_are_refused() -> None:
+def test_second_run_in_a_thread_raises() -> None:
     """A second run in a thread raises an error with a remedy."""
     refused: list[BaseException] = []
 
@@ -287,7 +271,7 @@ def test_two_runs_in_two_threads_are_refused() -> None:
     assert rows("first") == rows("alone")
 
 
-def test_a_run_learns_where_gradients_are_off() -> None:
+def test_run_trains_within_no_grad() -> None:
     """Runs train within `torch.no_grad`."""
     with torch.no_grad():
         short_run("without")
@@ -319,7 +303,7 @@ def endless(limit: int = 0) -> Any:
         ({"id": "Pendulum-v1"}, 200),
     ],
 )
-def test_a_declared_time_limit_holds_in_evaluations(
+def test_declared_time_limit_applies_to_evaluations(
     env: dict[str, Any], length: int, monkeypatch: Any, capsys: Any
 ) -> None:
     """Without a declared limit, evaluation truncates episodes and prints a note."""
@@ -334,7 +318,7 @@ def test_a_declared_time_limit_holds_in_evaluations(
     assert capsys.readouterr().err.count("truncated after 30 steps") == (length == 30)
 
 
-def test_evaluations_on_native_vector_environments_are_cut_too() -> None:
+def test_evaluation_max_episode_steps_applies_to_native_backends() -> None:
     """`evaluation.max_episode_steps` applies to evaluation only."""
     env = {"id": "CartPole-v1", "backend": "native"}
     history = short_run(env=env, **{"evaluation.max_episode_steps": 3}).history
@@ -350,7 +334,7 @@ class Paid(SpacesEnv):
         return obs, 1.0, *rest
 
 
-def test_wrappers_for_training_change_what_is_learned_from_alone() -> None:
+def test_training_wrappers_do_not_change_reported_returns() -> None:
     """Reported returns exclude training wrappers."""
     losses = []
     for factor in (1.0, 10.0):
@@ -362,52 +346,7 @@ def test_wrappers_for_training_change_what_is_learned_from_alone() -> None:
     assert losses[1] > 10.0 * losses[0]
 
 
-def test_the_closing_summary_tells_when_the_best_return_was(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The summary shows the best return and its epoch."""
-    result = short_run(
-        **{
-            "evaluation.mode": "min",
-            "env": "Pendulum-v1",
-            "tracking.progress": "lines",
-            "checkpoint.keep_best": 1,
-            "checkpoint.keep_last": 1,
-        }
-    )
-    returns = [row["eval/episode_return_mean"] for row in result.history]
-    assert min(returns) < max(returns)
-    found = re.search(r"best return .* at epoch (\d+)", capsys.readouterr().out)
-    assert found is not None
-    best = 1 + returns.index(min(returns))
-    assert int(found[1]) == best == result.summary.best_epoch
-    kept = {path.name for path in Path("run/checkpoints").glob("epoch_*")}
-    assert kept == {f"epoch_{epoch:06d}" for epoch in (best, len(returns))}
-
-
-@pytest.mark.exhaustive
-def test_modes_of_the_settings_hold_for_the_run_only() -> None:
-    """Modes apply to training, statistics and the test, and are restored.
-
-    Anomaly detection applies to training only.
-    """
-    seen: list[tuple[bool, bool]] = []
-
-    class Looking(SpacesEnv):
-        def step(self, action: Any) -> Any:
-            seen.append((torch.are_deterministic_algorithms_enabled(), torch.is_anomaly_enabled()))
-            return super().step(action)
-
-    modes = {"runner.deterministic": True, "runner.detect_anomaly": True}
-    more = {"tracking.profile": [2, 3], "evaluation.final_episodes": 1}
-    short_run(env=Looking, **modes, **more, **{"model.normalization.mode": "estimated"})
-    assert list(dict.fromkeys(seen)) == [(True, True), (True, False)]
-    assert not torch.are_deterministic_algorithms_enabled()
-    assert not torch.is_anomaly_enabled()
-    assert '"update 3"' in Path("run/profile/updates_2_3.json").read_text()
-
-
-def test_threads_of_torch_are_set_for_the_run_only() -> None:
+def test_torch_threads_are_restored_after_the_run() -> None:
     """The number of threads is restored after the run."""
     seen: list[int] = []
 
@@ -430,7 +369,7 @@ def test_threads_of_torch_are_set_for_the_run_only() -> None:
         ("train/info/fuel", "number 'fuel'"),
     ],
 )
-def test_a_metric_that_no_episode_reports_ends_the_run(metric: str, words: str) -> None:
+def test_missing_selection_metric_ends_the_run(metric: str, words: str) -> None:
     """The error is raised at the first evaluation after an episode."""
     with pytest.raises(ConfigError, match=f"evaluation.metric = .*not reported: .*{words}"):
         short_run(env=lambda: SpacesEnv(length=4), **{"evaluation.metric": metric})
@@ -483,7 +422,7 @@ class Telling(SpacesEnv):
 
 
 @pytest.mark.parametrize("algorithm", everyday(2, ["ppo", "sac", "impala", "es"]))
-def test_keys_of_infos_become_metrics(algorithm: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_keys_become_metrics(algorithm: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Means over final infos are reported; missing keys print a note."""
     keys = {"tracking.info_keys": ["way", "name"]}
     told = short_run("told", algorithm, env=lambda: Telling(length=4), **keys)

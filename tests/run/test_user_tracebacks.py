@@ -73,9 +73,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_the_traceback_leads_to_the_code_of_the_user(
-    part: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_traceback_leads_to_user_code(part: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The traceback of user code is followed by the error message."""
     with pytest.raises(MazeTrainError) as caught:
         short_run(**PARTS[part])
@@ -94,7 +92,7 @@ def passes_on(**kwargs: Any) -> CountingEnv:
 
 
 @pytest.mark.parametrize("make", [CountingEnv, passes_on, "Acrobot-v1"])
-def test_arguments_that_do_not_fit_are_told(make: Any) -> None:
+def test_invalid_user_arguments_name_the_call(make: Any) -> None:
     """The error names the call that does not accept the arguments."""
     with pytest.raises(ConfigError, match=r"env.kwargs = .*does not accept these .*'least'"):
         EnvFactory.from_any(make, least=3)()
@@ -102,7 +100,7 @@ def test_arguments_that_do_not_fit_are_told(make: Any) -> None:
         EnvFactory.from_any(BadConstructor)()
 
 
-def test_our_own_errors_have_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_package_errors_have_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     """Invalid settings and invalid values of environments show no traceback."""
     for part in (
         {"callbacks": [{"_target_": BadCallback, "size": 3}]},
