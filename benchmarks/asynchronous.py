@@ -43,8 +43,7 @@ SET_CHILD_SUBREAPER = 36
 
 def measure_ours(env: str, actors: int, seconds: float) -> dict[str, float]:
     """Return transitions per second of this package, and the fraction of time without an update."""
-    from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.run.train import make_runner
+    from maze_train import Statistics, build_run, load_config
 
     env_id, envs_per_actor = ENVS[env]
     config = load_config(
@@ -59,8 +58,8 @@ def measure_ours(env: str, actors: int, seconds: float) -> dict[str, float]:
             "seed": 0,
         }
     )
-    with make_runner(config) as runner:
-        trainer = runner.builder.build(TrainerServices())
+    with build_run(config) as run:
+        trainer = run.trainer
         statistics = Statistics()
         updates, started = 0, time.perf_counter()
         while updates < WARM_UP_UPDATES or time.perf_counter() - started < WARM_UP_SECONDS:

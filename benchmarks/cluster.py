@@ -99,16 +99,15 @@ def measure(
     """Return steps per second of this package, with time and bytes per step."""
     import torch
 
-    from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.run.train import make_runner
+    from maze_train import Statistics, build_run, load_config
 
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
     if side.startswith("ray"):
         count_bytes(counts)
     config = load_config(settings_of(algorithm, env, side, workers))
-    with make_runner(config) as runner:
-        trainer = runner.builder.build(TrainerServices())
+    with build_run(config) as run:
+        trainer = run.trainer
         found, steps = Statistics(), 0
 
         def train(seconds: float) -> float:

@@ -34,16 +34,15 @@ def measure(name: str, way: str, seconds: float) -> dict[str, float]:
     """Return steps per second, microseconds per gradient step, and seconds of compilation."""
     import torch
 
-    from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.run.train import make_runner
+    from maze_train import Statistics, build_run, load_config
 
     torch.set_num_threads(1)
     values = {"env": "HalfCheetah-v5", "runner.concurrency": 8, "seed": 0, **SETTINGS[name]}
     if values["algorithm"] == "ppo":
         values |= {f"algorithm.{key}": value for key, value in PPO.items()}
     values["algorithm.compile"] = way if way in ("forward", "update") else "none"
-    with make_runner(load_config(values)) as runner:
-        trainer: Any = runner.builder.build(TrainerServices())
+    with build_run(load_config(values)) as run:
+        trainer: Any = run.trainer
         (learner,) = trainer.learners.foreach_learner(lambda learner: learner)
         if way == "autograd":
             learner.loss_function = lambda learner, *args: learner.compute_loss_for_module(*args)

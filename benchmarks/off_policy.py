@@ -46,8 +46,7 @@ PEERS = {
 
 def measure_ours(side: str, algorithm: str, env: str, seconds: float) -> dict[str, float]:
     """Return steps per second of this package, and the fraction of time in updates."""
-    from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.run.train import make_runner
+    from maze_train import Statistics, build_run, load_config
 
     runner_name, _, precision = side.partition(" ")
     config = load_config(
@@ -63,8 +62,8 @@ def measure_ours(side: str, algorithm: str, env: str, seconds: float) -> dict[st
             "seed": 0,
         }
     )
-    with make_runner(config) as runner:
-        trainer = runner.builder.build(TrainerServices())
+    with build_run(config) as run:
+        trainer = run.trainer
         statistics = Statistics()
         for _ in range(STARTS + WARM_UP):
             trainer.update_once(trainer.progress(), statistics)

@@ -46,8 +46,7 @@ class Meter:
 
 def measure_ours(runner: str, seconds: float) -> list[float]:
     """Return the rates of this package."""
-    from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.run.train import make_runner
+    from maze_train import Statistics, build_run, load_config
 
     config = load_config(
         {
@@ -61,8 +60,8 @@ def measure_ours(runner: str, seconds: float) -> list[float]:
             "seed": 0,
         }
     )
-    with make_runner(config) as training:
-        trainer = training.builder.build(TrainerServices())
+    with build_run(config) as run:
+        trainer = run.trainer
         trainer.update_once(trainer.progress(), Statistics())
         steps, meter = 0, Meter()
         while meter.elapsed < seconds:

@@ -141,9 +141,8 @@ def measure_backend(env: dict[str, Any], work: Work) -> dict[str, float]:
 
 def measured(settings: dict[str, Any], work: Work) -> dict[str, float]:
     """Return the throughput, and the fractions of time in collection, simulator and network."""
-    from maze_train import Statistics, TrainerServices, load_config
+    from maze_train import Statistics, build_run, load_config
     from maze_train.nets.acting import Acted, Actor
-    from maze_train.run.train import make_runner
 
     config = load_config(
         {
@@ -165,10 +164,10 @@ def measured(settings: dict[str, Any], work: Work) -> dict[str, float]:
         return found
 
     with (
-        make_runner(config) as training,
+        build_run(config) as run,
         patch.object(Actor, "act", timed_act),
     ):
-        trainer = training.builder.build(TrainerServices())
+        trainer = run.trainer
         for _ in range(2):
             trainer.update_once(trainer.progress(), Statistics())
         steps, began, collected, simulated, acting = 0, time.perf_counter(), 0.0, 0.0, 0.0

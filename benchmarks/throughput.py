@@ -52,8 +52,7 @@ def measure_ours(
     """Return steps per second of this package, and the times for collection and updates."""
     import torch
 
-    from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.run.train import make_runner
+    from maze_train import Statistics, build_run, load_config
 
     config = load_config(
         {
@@ -69,8 +68,8 @@ def measure_ours(
         }
     )
     torch.set_num_threads(threads)
-    with make_runner(config) as runner:
-        trainer = runner.builder.build(TrainerServices())
+    with build_run(config) as run:
+        trainer = run.trainer
         statistics = Statistics()
         for _ in range(2):
             trainer.update_once(trainer.progress(), statistics)

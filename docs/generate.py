@@ -56,7 +56,7 @@ TABLE = re.compile(
 CHANGEABLE = re.compile(r"(<!-- changeable:begin -->\n).*?(<!-- changeable:end -->)", re.DOTALL)
 WHEN = {"run": "while a run trains, on resume", "resume": "on resume", "": "never"}
 TABLE_HEAD = "| Column | Over an epoch | Meaning |\n| --- | --- | --- |"
-PUBLIC_MODULES = ("build", "config", "events", "learner", "trainer")
+PUBLIC_MODULES = ("build", "config", "events", "learner", "trainer", "validation")
 """Modules of an algorithm whose classes are public."""
 
 

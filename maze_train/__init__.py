@@ -29,7 +29,7 @@ __all__ = [
     *("TrainConfig", "RolloutConfig", "EnvConfig", "ModelConfig", "TrainingResult"),
     *("TrainedPolicy", "SavedPolicy", "RolloutGenerator", "TrainingRunner", "RolloutRunner"),
     *("Callback", "StopAtReturn", "Evaluator", "MetricsWriter", "Statistics", "EventInterface"),
-    *("Learner", "LearnerGroup", "AlgorithmBuilder", "Trainer", "Schedule", "Distribution"),
+    *("Learner", "LearnerGroup", "Run", "Trainer", "Schedule", "Distribution"),
     *("A2CAlgorithmConfig", "PPOAlgorithmConfig", "ImpalaAlgorithmConfig", "SACAlgorithmConfig"),
     *("TD3AlgorithmConfig", "DQNAlgorithmConfig", "ESAlgorithmConfig", "BCAlgorithmConfig"),
     *("MultiAgentEnv", "ValueTransform", "BaseReplayBuffer", "Trajectory", "TrajectoryWriter"),

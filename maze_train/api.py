@@ -22,8 +22,8 @@ from maze_train.core.targets import TARGET, InlineObject
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
 from maze_train.learner.learner import Learner
-from maze_train.run.assembly import load_resumed
-from maze_train.run.restored import restored_learner
+from maze_train.run.build import restored_learner
+from maze_train.run.resuming import resumed_config
 from maze_train.run.rollout import RolloutResult, RolloutRunner
 from maze_train.run.rollout_report import RolloutSummary, summarise
 from maze_train.run.saved_policies import read_saved_policy
@@ -101,7 +101,7 @@ def load_learner(
     refuse_import()
     own = {} if env is None else {"env._target_": EnvFactory.from_any(env).config.target}
     changes = {"runner": "dev", "trust": list(trust), **changes, **own, "resume": str(run_dir)}
-    return restored_learner(load_resumed(str(run_dir), changes))
+    return restored_learner(resumed_config(str(run_dir), changes))
 
 
 def load_policy(run_dir: str | Path, trust: Sequence[str] = (), **objects: object) -> TrainedPolicy:

@@ -13,7 +13,7 @@ from maze_train.collect.actors import DistributedActors
 from maze_train.collect.episode_pool import EpisodeWorker
 from maze_train.core.errors import ShapeError
 from maze_train.core.types import Array, T, Tensor
-from maze_train.run.runner import TrainingRunner
+from maze_train.run.train import TrainingRunner
 from maze_train.workers.pool import CallCancelledError
 
 ACRunner = ACDevRunner = ACLocalRunner = TrainingRunner

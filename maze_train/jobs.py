@@ -57,7 +57,7 @@ from maze_train.core.notices import notify, say, tell_traceback, warn
 from maze_train.core.run_directory import WHOLE, RunDirectory
 from maze_train.core.text import shell_word
 from maze_train.core.torchrun import rank_label
-from maze_train.run.assembly import load_resumed, restarted_run
+from maze_train.run.resuming import restarted_run, resumed_config
 from maze_train.training.outcome import Preempted
 
 NAME, GROUP, LONGEST_NAME = "tracking.name", "tracking.group", 100
@@ -261,7 +261,7 @@ Work: TypeAlias = Callable[[], float]
 def train(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> Work:
     """Train a policy, or resume a run with changed settings."""
     if values.get("resume") not in (None, AUTO):
-        config = load_resumed(str(values["resume"]), settings_of(given, values))
+        config = resumed_config(str(values["resume"]), settings_of(given, values))
     else:
         if values.get("run_dir") is None:
             values["run_dir"] = directory
@@ -277,15 +277,16 @@ def _train(config: TrainConfig, skips_finished: bool) -> float:
     Raises:
         RunDirectoryError: If some of the results could not be written.
     """
-    from maze_train.run.train import make_runner
+    from maze_train.run.train import TrainingRunner
 
-    runner = make_runner(config)
-    if skips_finished and (earlier := runner.resumption) is not None:
-        best = earlier.best_metric(runner.config_text)
+    if skips_finished:
+        from maze_train.run.build import finished_metric
+
+        best = finished_metric(config)
         if best is not None:
-            say(f"{earlier.directory} has already finished")
+            say(f"{config.run_dir} has already finished")
             return best
-    result = runner.run()
+    result = TrainingRunner(config).run()
     if result.missing:
         remedy = "restore it" if WHOLE in result.missing else "free disk space"
         raise RunDirectoryError(

@@ -26,7 +26,7 @@ from test_architecture import LAYERS
 
 import maze_train
 from docs.generate import public_classes
-from maze_train import EventInterface, TrainConfig, TrainingRunner
+from maze_train import EventInterface, TrainingRunner
 from maze_train.cli import main
 from maze_train.config.train_config import RayRunnerConfig
 
@@ -241,8 +241,7 @@ def check_command(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
         program, arguments = "maze-run", arguments[arguments.index("maze_train") + 1 :]
     if program == "maze-run":
         with monkeypatch.context() as patch:
-            patch.setattr(TrainingRunner, "_prepare", prepare_dry_run(TrainingRunner._prepare))
-            patch.setattr(TrainingRunner, "run", run_without_cluster(TrainingRunner.run))
+            patch.setattr(TrainingRunner, "run", dry_run(TrainingRunner.run))
             assert main(arguments) == 0, line
     elif program == "pip":
         project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -258,24 +257,21 @@ def lacks_an_extra(line: str) -> bool:
     return any(importlib.util.find_spec(name) is None for name in needed)
 
 
-def prepare_dry_run(prepare: Callable[..., None]) -> Callable[..., None]:
-    """Return `TrainingRunner._prepare` for a dry run without plots, which take half of the time."""
+def dry_run(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `TrainingRunner.run` for a dry run without plots, which take half of the time.
 
-    def changed(runner: TrainingRunner, config: TrainConfig) -> None:
-        own = replace(config.runner, fast_dev_run=True)
-        prepare(runner, replace(config, runner=own, tracking=replace(config.tracking, plot=False)))
-
-    return changed
-
-
-def run_without_cluster(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `TrainingRunner.run`, which does not start processes on a cluster."""
+    No processes are started on a cluster.
+    """
 
     def changed(runner: TrainingRunner) -> Any:
-        if not isinstance(runner.config.runner, RayRunnerConfig):
-            return run(runner)
-        history = [{runner.builder.selection_metric: 0.0}]
-        return SimpleNamespace(best_metric=0.0, missing=(), history=history)
+        config = runner.config
+        if isinstance(config.runner, RayRunnerConfig):
+            history = [{config.evaluation.selection_metric: 0.0}]
+            return SimpleNamespace(best_metric=0.0, missing=(), history=history)
+        own = replace(config.runner, fast_dev_run=True)
+        tracking = replace(config.tracking, plot=False)
+        runner.config = replace(config, runner=own, tracking=tracking)
+        return run(runner)
 
     return changed
 

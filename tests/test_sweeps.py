@@ -71,7 +71,7 @@ def tell():
 
 out, sys.stdout = sys.stdout, sys.stderr
 module = ModuleType("maze_train.run.train")
-module.make_runner = Runner
+module.TrainingRunner = Runner
 sys.modules[module.__name__] = module
 import maze_train.jobs
 from maze_train.cli import main

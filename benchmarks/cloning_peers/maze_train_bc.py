@@ -15,13 +15,12 @@ import numpy as np
 import torch
 from common import DATA_SET, ENTROPY_COEF, LR, load_weights, measure, parse_arguments
 
-from maze_train import Tracker, TrainerServices, load_config
+from maze_train import Tracker, build_run, load_config
 from maze_train.algorithms.bc.data import TransitionData
 from maze_train.algorithms.bc.learner import BCLoss, ImitationMetrics
 from maze_train.algorithms.bc.trainer import BCValidationEvaluator
 from maze_train.data.datasets import open_dataset
 from maze_train.nets.policy_model import PolicyModel
-from maze_train.run.train import make_runner
 from maze_train.tracking.tracker import CSVWriter, RunInfo
 from maze_train.training.outcome import Limits
 
@@ -55,18 +54,17 @@ def main() -> None:
             "seed": 0,
         }
     )
-    with tempfile.TemporaryDirectory() as directory, make_runner(config) as runner:
-        model = runner.builder.build_model()
-        runner.builder.prepare(model)
+    with tempfile.TemporaryDirectory() as directory, build_run(config) as run:
+        model = run.model
         assert isinstance(model, PolicyModel)
         load_weights(arguments.folder, arguments.size, list(model.policy.net.parameters()))
         evaluator = build_evaluator(arguments.folder, model)
         with Tracker([CSVWriter()], RunInfo(run_dir=Path(directory))) as tracker:
-            trainer = runner.builder.build_trainer(model, TrainerServices(tracker=tracker))
+            run.tracker, trainer = tracker, run.trainer
 
             def train(updates: int) -> None:
                 steps = trainer.env_steps + updates * arguments.batch_size
-                trainer.limits = Limits(total_steps=steps)
+                run.limits = Limits(total_steps=steps)
                 trainer.train()
 
             def loss() -> float:

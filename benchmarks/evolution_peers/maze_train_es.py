@@ -12,8 +12,7 @@ import torch
 from common import ENVS, LR, NOISE_STDDEV, POPULATION, Window, initial_parameters, parse_arguments
 from torch import nn
 
-from maze_train import Statistics, TrainerServices, load_config
-from maze_train.run.train import make_runner
+from maze_train import Statistics, build_run, load_config
 
 
 @torch.no_grad()
@@ -42,11 +41,9 @@ def main() -> None:
     if arguments.workers > 1:
         settings |= {"runner": "local", "runner.n_workers": arguments.workers}
     window = Window(arguments.seconds)
-    with make_runner(load_config(settings)) as runner:
-        model = runner.builder.build_model()
-        runner.builder.prepare(model)
-        set_parameters(model, initial_parameters())
-        trainer = runner.builder.build_trainer(model, TrainerServices())
+    with build_run(load_config(settings)) as run:
+        set_parameters(run.model, initial_parameters())
+        trainer = run.trainer
         statistics = Statistics()
         while not window.is_over:
             statistics.clear()

@@ -36,7 +36,7 @@ from maze_train.core.notices import notify
 from maze_train.core.text import duration, readable
 from maze_train.jobs import message_of
 from maze_train.run.rollout import TRAJECTORIES
-from maze_train.run.train import make_runner
+from maze_train.run.train import TrainingRunner
 from maze_train.training.outcome import Interruption
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Scores:
         def work() -> JobRecord:
             try:
                 given = _demonstrations(cell, seed, directory)
-                make_runner(load_config({**values, **given})).run()
+                TrainingRunner(load_config({**values, **given})).run()
             except Exception as error:
                 traceback.print_exc()
                 return replace(record, error=message_of(error))
@@ -146,7 +146,7 @@ def _demonstrations(cell: Cell, seed: int, directory: Path) -> Settings:
         return {}
     teacher, records = (directory.with_name(f"{seed}-{name}") for name in ("teacher", "records"))
     values = {**cell.teacher.values, "seed": seed, "run_dir": str(teacher), "resume": AUTO}
-    make_runner(load_config(values)).run()
+    TrainingRunner(load_config(values)).run()
     shutil.rmtree(records, ignore_errors=True)  # remove partial recordings
     played = {"n_episodes": cell.n_demonstrations, "seed": seed, "record": True}
     run_rollout(teacher, output_dir=str(records), **played)

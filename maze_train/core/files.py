@@ -324,7 +324,7 @@ def link_latest(link: Path, directory: Path) -> None:
 def results_directory(key: str, name: str | None, default_parent: Path) -> Iterator[Path]:
     """Create a directory for results.
 
-    If the block raises an error, directories that were created and are still empty are removed.
+    At the end, directories that were created and are still empty are removed.
 
     Args:
         key: Setting of the directory, for messages.
@@ -346,11 +346,10 @@ def results_directory(key: str, name: str | None, default_parent: Path) -> Itera
             make_folders(place)
     try:
         yield place
-    except BaseException:
+    finally:
         with suppress(OSError):
             for path in created:
                 path.rmdir()
-        raise
 
 
 def remove_content(directory: Path) -> None:

@@ -100,7 +100,7 @@ class RunDirectory:
     def new(cls, name: str | None, default_parent: Path) -> Iterator[RunDirectory]:
         """Create and lock the directory of a new run, see `results_directory`.
 
-        If the block raises an error before the settings are written, the new files are removed.
+        If the settings were not written, the new files are removed at the end.
 
         Raises:
             ConfigError: If the directory cannot be created, or contains a different run.
@@ -112,10 +112,9 @@ class RunDirectory:
                 run.check_is_free()  # Another process may have created the directory.
                 try:
                     yield run
-                except BaseException:
+                finally:
                     if was_empty and not run.is_run:
                         remove_content(path)
-                    raise
 
     @property
     def config(self) -> Path:

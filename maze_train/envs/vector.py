@@ -81,6 +81,7 @@ class MazeVectorEnv(CallableEnvs):
         env_observation_space: Observation space of one environment, before flattening.
         single_observation_space: Flattened observation space.
         single_action_space: Action space of one environment, before flattening.
+        spaces: Observation and action space of one environment, before flattening.
         root_seed: Seed of the last reset; None before the first reset.
         frame_stack: Number of stacked frames n by key of the observation (empty for a single leaf);
             frames are along the first dimension, newest last.
@@ -381,6 +382,7 @@ class MazeVectorEnv(CallableEnvs):
         self.autoreset_mode = AutoresetMode.SAME_STEP
         self.metadata = {**metadata, "autoreset_mode": self.autoreset_mode}
         self.env_observation_space = observation_space
+        self.spaces = observation_space, action_space
         self.single_observation_space = flat_space(observation_space)
         self.observation_space = batched(self.single_observation_space, num_envs)
         self.single_action_space = action_space

@@ -205,7 +205,7 @@ def missing_results(
         check_guarded(run.path)
     except OSError:
         missing.insert(0, WHOLE)
-    checkpoints = trainer.checkpoints
+    checkpoints = trainer.run.checkpoints
     if checkpoints is not None and not checkpoints.holds(trainer.epoch, trainer.updates, False):
         missing.append("the last checkpoint")
     return tuple(missing)
@@ -213,7 +213,8 @@ def missing_results(
 
 def tell_stop(trainer: Trainer, resume_hint: str) -> None:
     """Print where an unfinished run stopped and how to resume it."""
-    latest = None if trainer.checkpoints is None else trainer.checkpoints.latest
+    checkpoints = trainer.run.checkpoints
+    latest = None if checkpoints is None else checkpoints.latest
     stopped = f"stopped in epoch {trainer.epoch + 1} after {trainer.env_steps:,} steps"
     if latest is None:
         notify(

@@ -24,11 +24,11 @@ from maze_train.envs.vector import MazeVectorEnv
 from maze_train.nets.joint import acting_alone
 from maze_train.run.policies import resolve
 from maze_train.spaces.agents import REWARDS, agent_spaces, teams_in
-from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.config import RANDOM_OPPONENT
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.generators import generators_kept
 from maze_train.training.multi_agent_models import is_trainable, policies_of_agents
+from maze_train.training.trainer import Run
 
 
 class OpponentEvaluator(RolloutEvaluator):
@@ -158,19 +158,19 @@ def rewards_cancel(env: gymnasium.Env[Any, Any], seed: int) -> bool:
     return n_found > 0
 
 
-def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> OpponentEvaluator:
+def opponent_evaluator(run: Run, config: TrainConfig) -> OpponentEvaluator:
     """Build the evaluator of `evaluation.opponents`.
 
     Raises:
         ConfigError: If the environment has a single agent, or an opponent is not a policy or does
             not match the spaces.
     """
-    settings, spaces = config.evaluation, agent_spaces(*builder.spaces)
+    settings, spaces = config.evaluation, agent_spaces(*run.spaces)
     if spaces is None or len(spaces.agents) < 2:
         problem = "only for multi-agent environments; remove this setting"
         raise ConfigError("evaluation.opponents", problem, list(settings.opponents))
     owners = policies_of_agents(spaces, config.policies)
-    with closing(builder.context.env_factory.for_evaluation()()) as env:
+    with closing(run.env_factory.for_evaluation()()) as env:
         teams = teams_in(env.metadata, spaces.agents)
     seats = [
         team
@@ -186,7 +186,7 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
             agent: resolve(source, key, spaces.of(agent), agent, config) for agent in spaces.agents
         }
         opponents[name] = {
-            agent: policy.make_model().to(builder.context.device)
+            agent: policy.make_model().to(run.device)
             for agent, policy in named.items()
             if policy.fits
         }
@@ -197,16 +197,16 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
             )
             raise ConfigError(key, problem, source)
     evaluator = OpponentEvaluator(
-        builder.context.evaluation_envs(),
+        run.evaluation_envs(),
         settings.n_episodes,
         opponents,
         teams,
         seats,
         concurrency=settings.concurrency,
-        seed=builder.context.seeds.integer("opponents"),
+        seed=run.seeds.integer("opponents"),
         deterministic=settings.deterministic,
-        calls=builder.context.env_calls.evaluation,
+        calls=run.env_calls.evaluation,
     )
-    if builder.context.processes.is_first:  # Only the first process evaluates.
-        builder.context.env_calls.in_evaluation_envs.append(evaluator.make_calls)
+    if run.ranks.is_first:  # Only the first process evaluates.
+        run.env_calls.in_evaluation_envs.append(evaluator.make_calls)
     return evaluator

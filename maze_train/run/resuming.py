@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,6 +44,7 @@ from maze_train.core.report import text_table
 from maze_train.core.run_directory import FAILURES, MetricsRow, RunDirectory, checkpoint_name
 from maze_train.core.targets import TARGET, InlineObject, arguments_for, has_no_name, is_within
 from maze_train.core.text import importable, shell_word
+from maze_train.core.torchrun import TorchrunVariables
 from maze_train.training.config import RANDOM_OPPONENT
 from maze_train.training.outcome import LIMITS
 
@@ -72,7 +72,7 @@ class Resumption:
         self._name = checkpoint_name(resume)
         self._store = CheckpointStore(RunDirectory(directory).checkpoints)
         self.checkpoint = self._store.find(self._name)
-        self._has_damaged_metrics = False
+        self.has_damaged_metrics = False
 
     def read(self) -> Checkpoint | None:
         """Read the checkpoint to resume from; None if there is no checkpoint.
@@ -83,9 +83,9 @@ class Resumption:
         """
         return self._store.load(self._name)
 
-    def checked(self, config: TrainConfig) -> TrainConfig:
+    def checked(self, config: TrainConfig, notes: bool = True) -> TrainConfig:
         """Compare the settings with the stored settings; see `continued`."""
-        return continued(config, self.directory, self.checkpoint)
+        return continued(config, self.directory, self.checkpoint, notes)
 
     def best_metric(self, settings: str) -> float | None:
         """Return the best metric of a run that has already finished.
@@ -159,7 +159,7 @@ class Resumption:
         try:
             rows = run.rows(last_epoch)
         except RunDirectoryError as error:
-            self._has_damaged_metrics = True
+            self.has_damaged_metrics = True
             kept = f"the table was renamed to {run.damaged_metrics.name}"
             warn(f"{error}; {kept}, and a new table begins after {checkpoint.path.name}")
             return ()
@@ -167,18 +167,6 @@ class Resumption:
             missing = f"{last_epoch - len(rows)} of {last_epoch} epochs"
             warn(f"{run.metrics.name} lacks {missing} before {checkpoint.path.name}")
         return tuple(rows)
-
-    def begin(self, store: CheckpointStore, checkpoint: Checkpoint) -> None:
-        """Make the checkpoint the latest one; rename a damaged metrics table.
-
-        Args:
-            store: The checkpoints of the run.
-            checkpoint: The loaded checkpoint, whose state was restored.
-        """
-        run = RunDirectory(self.directory)
-        if self._has_damaged_metrics:
-            os.replace(run.metrics, run.damaged_metrics)
-        store.point_to(checkpoint)
 
 
 def run_to_resume(config: TrainConfig) -> Path | None:
@@ -244,8 +232,27 @@ def resumed_config(resume: str, changes: Mapping[str, Any]) -> TrainConfig:
     return build_config(Composed(values, names_in(choices, others)))
 
 
+def after_restart(config: TrainConfig) -> TrainConfig:
+    """Return a configuration that resumes the run of an earlier torchrun attempt, if any."""
+    earlier = restarted_run()
+    return config if earlier is None else replace(config, resume=earlier, run_dir=None)
+
+
+def restarted_run() -> str | None:
+    """Return the directory of the run to resume after a restart by torchrun; None otherwise."""
+    variables = TorchrunVariables.read()
+    if variables is None or not variables.attempt:
+        return None
+    from maze_train.learner.torchrun import restarted_run
+
+    return restarted_run(variables)
+
+
 def continued(
-    config: TrainConfig, directory: Path, checkpoint: CheckpointInfo | None = None
+    config: TrainConfig,
+    directory: Path,
+    checkpoint: CheckpointInfo | None = None,
+    notes: bool = True,
 ) -> TrainConfig:
     """Compare the configuration of a resumed run with the stored settings; restore the seed.
 
@@ -258,6 +265,7 @@ def continued(
         checkpoint: Checkpoint to resume from, which contains the stored settings. None: the run
             restarts at step 0, `config.yaml` contains the stored settings, and all settings may
             change.
+        notes: Whether to print the changed settings.
 
     Returns:
         The configuration with the seed of the run, and the random opponents of the run, if any.
@@ -320,7 +328,7 @@ def continued(
         )
     if checkpoint is not None:
         _check_limits(config, checkpoint, changed)
-    if free:
+    if free and notes:
         notify(f"changed since {place}:{table}")
     return config
 

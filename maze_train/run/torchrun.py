@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
-from functools import partial
 
-from maze_train.collect.gathering import GatheringActors, GatheringCollector
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.errors import ConfigError
 from maze_train.core.notices import CONSOLE
 from maze_train.core.targets import InlineObject
 from maze_train.core.torchrun import TorchrunVariables
-from maze_train.learner.parallel import SingleProcess
-from maze_train.learner.torchrun import ProcessLearners, TorchrunProcesses
-from maze_train.training.features import BuildFeatures
+from maze_train.learner.torchrun import TorchrunProcesses
 
 
 def joined(config: TrainConfig, variables: TorchrunVariables) -> TorchrunProcesses:
@@ -27,16 +22,6 @@ def joined(config: TrainConfig, variables: TorchrunVariables) -> TorchrunProcess
     processes = TorchrunProcesses(variables)
     CONSOLE.setLevel(logging.INFO if processes.is_first else logging.ERROR)
     return processes
-
-
-def with_exchange(features: BuildFeatures, processes: SingleProcess) -> BuildFeatures:
-    """Add the exchange of experience and gradients to the optional parts of an algorithm."""
-    return replace(
-        features,
-        make_group=partial(ProcessLearners, processes),
-        gather=partial(GatheringCollector, processes),
-        make_actors=partial(GatheringActors, processes),
-    )
 
 
 def _check(config: TrainConfig, count: int) -> None:

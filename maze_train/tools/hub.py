@@ -29,8 +29,8 @@ from maze_train.core.text import json_text
 from maze_train.distributions.mapping import FAMILIES
 from maze_train.learner.config import Schedule
 from maze_train.run.rollout import VIDEOS
-from maze_train.run.runner import TrainingResult
 from maze_train.run.saved_policies import SavedPolicy, read_saved_policy
+from maze_train.run.train import TrainingResult
 from maze_train.tools.runs import task_name
 from maze_train.tracking.tracker import ENV_STEPS
 from maze_train.training.config import RANDOM

@@ -45,7 +45,7 @@ from maze_train.core.targets import TARGET, is_within, locate
 from maze_train.core.text import duration, flattened, readable
 from maze_train.envs.factory import EnvFactory
 from maze_train.run.opponents import with_random_opponent
-from maze_train.run.train import make_runner
+from maze_train.run.train import TrainingRunner
 from maze_train.tools.runs import task_name
 from maze_train.tools.search_report import (
     ERROR,
@@ -304,10 +304,9 @@ def _run(task: TrialTask, seed: int, is_first: bool) -> tuple[float, int]:
     run_dir = str(task.directory_of(seed))
     values = {**task.settings, "seed": seed, "run_dir": run_dir, "resume": AUTO}
     values["tracking.csv"] = True
-    runner = make_runner(load_config(values))
     metric = task.metric
     pruning = PruningCallback(task) if is_first else None
-    runner.callbacks.extend([pruning] if pruning else [])
+    runner = TrainingRunner(load_config(values), [pruning] if pruning else [])
     history = runner.run().history
     found = [row[metric] for row in history if math.isfinite(row.get(metric, math.nan))]
     if not found:
@@ -467,7 +466,7 @@ class _Search:
 
     def _import_parts(self) -> None:
         """Import the modules needed for training before forking trials."""
-        for name in ("learner_class", "trainer_class", "builder_class"):
+        for name in ("learner_class", "trainer_class"):
             path = self.base.algorithm.value_of(name)
             if path:
                 locate(path, f"algorithm.{name}")

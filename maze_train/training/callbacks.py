@@ -71,19 +71,29 @@ class Rows(Sequence[MetricsRow]):
         return repr(self._rows)
 
 
+class RunObjects(Protocol):
+    """Members of a `Run` that are available to callbacks."""
+
+    tracker: Tracker
+    env_calls: EnvCalls
+    ranks: SingleProcess
+    checkpoints: CheckpointStore | None
+
+
 class Training(Protocol):
     """Members of a `Trainer` that are available to callbacks."""
 
-    tracker: Tracker
     statistics: Statistics
     learners: Learners
     model: nn.Module
-    checkpoints: CheckpointStore | None
     stop_reason: str
     has_started: bool
-    env_calls: EnvCalls
-    processes: SingleProcess
     settings: ChangedSettings
+
+    @property
+    def run(self) -> RunObjects:
+        """Objects of the run."""
+        ...
 
     def progress(self, last_epoch: int = 0) -> Progress:
         """Progress of training before the next update."""
@@ -131,7 +141,7 @@ class TrainingView:
     @property
     def history(self) -> Sequence[dict[str, float]]:
         """One row of metrics per finished epoch: a read-only sequence whose rows are copies."""
-        return Rows(self._trainer.tracker.history)
+        return Rows(self._trainer.run.tracker.history)
 
     @property
     def algorithm(self) -> AlgorithmConfig:
@@ -152,12 +162,12 @@ class TrainingView:
     @property
     def run_dir(self) -> Path | None:
         """Directory of the run, to which callbacks may write; None if the run writes no files."""
-        return self._trainer.tracker.run_info.run_dir
+        return self._trainer.run.tracker.run_info.run_dir
 
     @property
     def checkpoint(self) -> Path | None:
         """Path of the last checkpoint, if any."""
-        checkpoints = self._trainer.checkpoints
+        checkpoints = self._trainer.run.checkpoints
         return None if checkpoints is None else checkpoints.latest
 
     @property
@@ -206,22 +216,24 @@ class TrainingView:
             ConfigError: If `image` is not an image.
         """
         pixels, tag, step = as_pixels(name, image), *self._place(name)
-        self._trainer.tracker.log("image", tag, lambda w: w.log_image(tag, pixels, step))
+        self._trainer.run.tracker.log("image", tag, lambda w: w.log_image(tag, pixels, step))
 
     def log_histogram(self, name: str, values: Values) -> None:
         """Log a histogram of an array or a tensor; otherwise like `log_image`."""
         numbers, tag, step = as_numbers(name, values), *self._place(name)
-        self._trainer.tracker.log("histogram", tag, lambda w: w.log_histogram(tag, numbers, step))
+        self._trainer.run.tracker.log(
+            "histogram", tag, lambda w: w.log_histogram(tag, numbers, step)
+        )
 
     def log_video(self, name: str, frames: Values, fps: float = 30.0) -> None:
         """Log frames `[T, H, W, C]` as an animated image; otherwise like `log_image`."""
         pixels, tag, step = as_pixels(name, frames, has_frames=True), *self._place(name)
-        self._trainer.tracker.log("video", tag, lambda w: w.log_video(tag, pixels, fps, step))
+        self._trainer.run.tracker.log("video", tag, lambda w: w.log_video(tag, pixels, fps, step))
 
     def log_text(self, name: str, text: str) -> None:
         """Log a text; otherwise like `log_image`."""
         tag, step = self._place(name)
-        self._trainer.tracker.log("text", tag, lambda w: w.log_text(tag, text, step))
+        self._trainer.run.tracker.log("text", tag, lambda w: w.log_text(tag, text, step))
 
     def _place(self, name: str) -> tuple[str, int]:
         """Return the tag and the step of logged content."""
@@ -282,7 +294,7 @@ class TrainingView:
     def add_call(self, call: EnvCall, *, evaluate: bool = False) -> None:
         """Add a call of an environment method; see `call_envs`."""
         if self._may_act(call.key, call.name):
-            self._trainer.env_calls.add(call, evaluate=evaluate)
+            self._trainer.run.env_calls.add(call, evaluate=evaluate)
 
     def _may_act(self, key: str, value: object) -> bool:
         """Return False in `on_run_start` of a resumed run: the checkpoint contains the change.
@@ -465,7 +477,7 @@ class Callbacks:
             CallbackError: If a callback raised an exception. The message names the class
                 and the method, or refers to the process.
         """
-        if self and self._trainer.processes.largest(self.has_failed):
+        if self and self._trainer.run.ranks.largest(self.has_failed):
             self.check()
             raise CallbackError("a callback failed in another process, which shows the error")
 
@@ -481,11 +493,14 @@ class Callbacks:
             ConfigError: If callbacks request different changes in different processes.
         """
         trainer = self._trainer
-        if not self or trainer.processes.count == 1:
+        if not self or trainer.run.ranks.count == 1:
             return
-        changes = {"run.set": repr(trainer.settings.changed), CALL_ENVS: trainer.env_calls.added}
+        changes = {
+            "run.set": repr(trainer.settings.changed),
+            CALL_ENVS: trainer.run.env_calls.added,
+        }
         own = trainer.stop_reason, self.has_failed, changes
-        reasons, failures, others = zip(*trainer.processes.gather(own), strict=True)
+        reasons, failures, others = zip(*trainer.run.ranks.gather(own), strict=True)
         trainer.stop_reason = next(filter(None, reasons), "")
         for key, value in changes.items():
             if not any(failures) and len({other[key] for other in others}) > 1:

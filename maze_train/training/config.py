@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
@@ -12,6 +12,7 @@ from maze_train.core.checks import RenamedAttributes, absolute_path, check_at_le
 from maze_train.core.conversion import ON_RESUME, Settings
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
 from maze_train.core.targets import TARGET, check_targets, is_target
+from maze_train.envs.config import EnvConfig
 from maze_train.learner.config import OptimizerSettings
 from maze_train.nets.config import ModelConfig
 
@@ -149,9 +150,6 @@ class AlgorithmConfig(RenamedAttributes, OptimizerSettings):
     """Dotted path of a function that replaces null settings by defaults, given the model config and
     the flat observation space."""
 
-    builder_class: ClassVar[str] = ""
-    """Dotted path of the `AlgorithmBuilder` of the algorithm."""
-
     default_concurrency: ClassVar[int] = 8
     """Default of `runner.concurrency`."""
 
@@ -244,6 +242,14 @@ class AlgorithmConfig(RenamedAttributes, OptimizerSettings):
     def start_notes(self, concurrency: int) -> Iterable[str]:
         """Return notes about these settings to print at the start of a run."""
         return ()
+
+    def check_run(self, env: EnvConfig, models: Mapping[str, ModelConfig]) -> None:
+        """Raise ConfigError if the settings do not support the environment or the networks.
+
+        Args:
+            env: Settings of the environment.
+            models: Settings of the networks by name, `model` and `policies.<id>.model`.
+        """
 
     def check_concurrency(self, concurrency: int) -> None:
         """Raise ConfigError if the settings do not support `concurrency` parallel environments."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -21,7 +21,6 @@ def build_vector_env(
     first_env: int = 0,
     total_envs: int = 0,
     *,
-    make_other: Callable[..., MazeVectorEnv] | None = None,
     max_episode_steps: int | None = None,
     can_be_restored: bool = True,
     keeps_terminal_obs: bool = False,
@@ -38,7 +37,6 @@ def build_vector_env(
         num_envs: Number of environments, >= 1.
         first_env: Index of the first environment, for error messages.
         total_envs: See `MazeVectorEnv`.
-        make_other: Creates environments for backends other than gymnasium; see `BuildFeatures`.
         max_episode_steps: Maximum episode length in evaluations, see `BoundedEnvFactory`.
         can_be_restored: Whether the environments must support saving and restoring their state.
         keeps_terminal_obs: Whether final observations of terminated episodes are stored.
@@ -46,9 +44,11 @@ def build_vector_env(
         info_keys: Keys of final infos to report.
     """
     training = factory.training
-    if make_other is not None:
+    if factory.config.backend != "gymnasium":
+        from maze_train.envs.third_party import make_third_party_env
+
         limit = 0 if training else cap_on_episodes(factory.config, max_episode_steps)
-        env = make_other(
+        env = make_third_party_env(
             factory.config,
             num_envs,
             training=training,

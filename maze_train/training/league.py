@@ -21,8 +21,8 @@ from maze_train.learner.learners import Learners
 from maze_train.nets.acting import Acted, acting
 from maze_train.nets.joint import JointModel
 from maze_train.spaces.agents import teams_in
-from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.config import SNAPSHOT, OpponentsConfig
+from maze_train.training.trainer import Run
 
 OWN = 1
 """Code of an agent that the current policy controls. Other codes: 0: not sampled yet; 2 + k:
@@ -468,30 +468,27 @@ class LeagueCollector(Collector):
 
 
 def make_league_collector(
-    builder: AlgorithmBuilder[Any],
-    collector: Collector,
-    model: JointModel,
-    opponents: Mapping[str, OpponentsConfig],
+    run: Run, collector: Collector, opponents: Mapping[str, OpponentsConfig]
 ) -> LeagueCollector:
     """Create the collector of a run with self-play against snapshots.
 
     Args:
-        builder: Builder of the algorithm.
+        run: The run.
         collector: See `LeagueCollector`.
-        model: See `LeagueCollector`.
         opponents: See `leagues_of`.
 
     Raises:
         ConfigError: If the run uses actors, or `leagues_of` raises an error.
     """
-    context = builder.context
-    if context.config.runner.envs_per_actor:
+    if run.config.runner.envs_per_actor:
         policy, own = next(iter(opponents.items()))
         problem = "self-play against snapshots does not support actors; use runner.envs_per_actor=0"
         raise ConfigError(f"policies.{policy}.opponents", problem, own.draw)
-    teams = teams_in(builder.env.metadata, list(model.agents))
-    leagues = leagues_of(model, opponents, context.seeds.integer, teams)
-    checkpoint = context.read_checkpoint()
+    model = run.model
+    assert isinstance(model, JointModel)
+    teams = teams_in(run.env.metadata, list(model.agents))
+    leagues = leagues_of(model, opponents, run.seeds.integer, teams)
+    checkpoint = run.read_checkpoint()
     saved = checkpoint.state["learners"]["learner"]["modules"] if checkpoint else ()
-    length = context.algorithm.epoch_length
-    return LeagueCollector(collector, model, leagues, builder.learners, length, teams, saved)
+    length = run.config.algorithm.epoch_length
+    return LeagueCollector(collector, model, leagues, run.learners, length, teams, saved)

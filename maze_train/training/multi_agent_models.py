@@ -11,7 +11,6 @@ from gymnasium import spaces
 from torch import nn
 
 from maze_train.collect.fixed_policies import fixed_policy
-from maze_train.collect.turns import turns_of
 from maze_train.core.errors import ConfigError
 from maze_train.core.seeding import Seeds
 from maze_train.core.types import Tensor
@@ -22,7 +21,6 @@ from maze_train.nets.joint import JointModel
 from maze_train.spaces.agents import AgentSpaces, agent_spaces, agents_named
 from maze_train.spaces.describe import space_to_dict
 from maze_train.training.config import SNAPSHOT, AlgorithmConfig, PolicyConfig
-from maze_train.training.features import AgentParts
 from maze_train.training.models import make_model, model_maker
 
 SHARED = "default"
@@ -202,7 +200,3 @@ def make_joint_model(
         problem += "with supports_multi_agent"
         raise ConfigError("algorithm", problem, algorithm.name)
     return build_joint_model(model_maker(algorithm), config, several, policies, seed)
-
-
-PARTS = AgentParts(make_joint_model, turns_of)
-"""Functions of an algorithm for multi-agent training."""

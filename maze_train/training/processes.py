@@ -13,7 +13,6 @@ from maze_train.learner.parallel import SingleProcess
 from maze_train.learner.torchrun import StopTogether
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.evaluators import Evaluator
-from maze_train.training.features import AdaptEvaluator, ProcessParts
 from maze_train.training.outcome import Interrupted, Interruption, Position
 
 
@@ -130,13 +129,3 @@ class CommonCheckpoints(CheckpointStore):
     def _point_to(self, name: str) -> None:
         if self._processes.is_first:
             super()._point_to(name)
-
-
-def common_parts(processes: SingleProcess) -> ProcessParts:
-    """Return the parts of a trainer for several processes."""
-
-    def make_interruption() -> tuple[Interruption, AdaptEvaluator]:
-        interruption = CommonInterruption(processes)
-        return interruption, lambda own: own and FirstEvaluator(processes, own, interruption)
-
-    return ProcessParts(partial(CommonCheckpoints, processes), make_interruption)

@@ -1,53 +1,59 @@
-"""Builders of algorithms: parts built from settings, and errors."""
+"""Objects of runs of each algorithm, built from settings, and errors."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from gymnasium import spaces
 from torch import nn
 from update_problems import B, T, make_rollout
 
-from maze_train import AlgorithmBuilder, load_config
+from maze_train import load_config
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
 from maze_train.algorithms.es.population import trained_size
 from maze_train.algorithms.off_policy.learner import OffPolicyLearner
 from maze_train.core.errors import ConfigError
-from maze_train.core.targets import locate
 from maze_train.learner.modules import DEFAULT_MODULE
-from maze_train.run.train import make_runner
+from maze_train.run.build import build_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ES: dict[str, Any] = {"algorithm": "es", "algorithm.noise_table_size": 1000}
 
 
+@pytest.fixture(autouse=True)
+def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+
+
 def make(**settings: Any) -> Any:
-    """Return a runner of a small configuration on CartPole."""
+    """Return a built run of a small configuration on CartPole."""
     small = {"model.hidden_sizes": [4], "seed": 1}
-    return make_runner(load_config({"env": "CartPole-v1", **small, **settings}))
+    return build_run(load_config({"env": "CartPole-v1", **small, **settings}))
 
 
-def prepared_model(runner: Any) -> Any:
-    """Build model, learner and source of experience; return the model."""
-    model = runner.builder.build_model()
-    runner.builder.prepare(model)
-    return model
-
-
-def test_a_model_is_built_without_effects() -> None:
-    """Every call returns the same weights, and no learner is created."""
+def test_every_model_of_a_run_has_the_same_initial_weights() -> None:
+    """Workers build models that are identical to the model of the run."""
     with make(algorithm="sac") as made:
-        one, two = (made.builder.build_model().state_dict() for _ in range(2))
+        one, two = made.model.state_dict(), made.model_maker()().state_dict()
         assert all((one[key] == two[key]).all() for key in one)
-        assert not hasattr(made.builder, "learners")
 
 
-class NotABuilder(A2CAlgorithmConfig):
-    """Settings whose builder class is not an AlgorithmBuilder."""
+def test_a_run_that_is_only_built_leaves_no_files(tmp_path: Path) -> None:
+    """The directory of a run that did not start is removed, with its parents."""
+    with make(algorithm="ppo") as made:
+        assert made.directory.path.is_dir()
+    assert not list(tmp_path.iterdir())
+
+
+class NotATrainer(A2CAlgorithmConfig):
+    """Settings whose trainer class is not a Trainer."""
 
     name: ClassVar[str] = "odd"
-    builder_class: ClassVar[str] = "maze_train.A2C"
+    trainer_class: ClassVar[str] = "maze_train.A2CLearner"
 
 
 class WithoutLearner(A2CAlgorithmConfig):
@@ -56,14 +62,13 @@ class WithoutLearner(A2CAlgorithmConfig):
     learner_class: ClassVar[str] = "maze_train.A2CLerner"
 
 
-def test_what_is_no_builder_or_learner_is_refused() -> None:
+def test_what_is_no_trainer_or_learner_raises() -> None:
     """Errors name the setting and what is expected."""
     missing = r"algorithm\.learner_class = 'maze_train\.A2CLerner': .* did you mean A2CLearner"
     with pytest.raises(ConfigError, match=missing):
-        prepared_model(make(algorithm={"_target_": "test_builders.WithoutLearner"}))
-    with pytest.raises(ConfigError, match=r"subclass of maze_train\.AlgorithmBuilder"):
-        make(algorithm={"_target_": "test_builders.NotABuilder"})
-    assert not issubclass(locate(NotABuilder.builder_class), AlgorithmBuilder)
+        make(algorithm={"_target_": "test_builders.WithoutLearner"})
+    with pytest.raises(ConfigError, match=r"trainer_class = .* subclass of maze_train\.Trainer"):
+        make(algorithm={"_target_": "test_builders.NotATrainer"})
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -71,9 +76,7 @@ def test_settings_of_evaluations_reach_them(deterministic: bool) -> None:
     """Evaluations during training and the final test use `evaluation.deterministic`."""
     settings = {"evaluation.deterministic": deterministic, "evaluation.final_episodes": 2}
     with make(algorithm="ppo", **settings) as made:
-        prepared_model(made)
-        evaluators: list[Any] = made.builder.build_evaluators()
-        evaluators.append(made.builder.build_final_evaluator())
+        evaluators: list[Any] = [made.evaluator, made.final_evaluator]
         assert [own.deterministic for own in evaluators] == [deterministic] * 2
 
 
@@ -101,8 +104,8 @@ def test_settings_of_evaluations_reach_them(deterministic: bool) -> None:
 )
 def test_what_does_not_fit(settings: dict[str, Any], message: str) -> None:
     """Invalid settings raise ConfigError before the run directory is created."""
-    with pytest.raises(ConfigError, match=message), make(**settings) as made:
-        prepared_model(made)
+    with pytest.raises(ConfigError, match=message):
+        make(**settings)
 
 
 @pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala", "sac", "td3", "dqn", "es"])
@@ -116,14 +119,14 @@ def test_normalizers_are_found_in_submodules(
         "model.normalization.mode": "running",
     }
     with make(**settings) as made:
-        model, found = prepared_model(made), {}
+        model, found = made.model, {}
         normalizer = model.normalizer
         del model.normalizer
         model.inner = nn.ModuleList([normalizer])
-        monkeypatch.setattr(made.builder, "begin_statistics", lambda own, *_: found.update(own))
-        made.builder.before_training(SimpleNamespace(model=model))
+        monkeypatch.setattr(made, "begin_statistics", lambda own, *_, **__: found.update(own))
+        made.trainer.before_training()
         assert found == {DEFAULT_MODULE: normalizer}
-        learner = made.builder.learners.first
+        learner = made.learners.first
         if isinstance(learner, OffPolicyLearner):
             size = len(normalizer.mean)
             space = spaces.Box(-1.0, 1.0, (size,))
@@ -138,7 +141,7 @@ def test_normalizers_are_found_in_submodules(
 def test_a_deviation_that_makes_no_difference_is_not_trained(deterministic: bool) -> None:
     """The std of a Gaussian is trained only if actions are sampled; it is always a parameter."""
     with make(**ES, env="Pendulum-v1", **{"algorithm.deterministic": deterministic}) as made:
-        model = made.builder.build_model()
+        model = made.model
         assert model.policy.free_params.requires_grad is not deterministic
         assert trained_size(model) == 3 * 4 + 4 + 4 + 1 + (not deterministic)
         assert "policy.free_params" in model.state_dict()
@@ -160,5 +163,5 @@ def test_only_checkpoints_need_the_actions_of_episodes(
     given = {"algorithm": "a2c", "runner.concurrency": 1, "algorithm.n_rollout_steps": 4}
     with make(**given, **settings) as made:
         for training in (True, False):
-            with made.builder.context.make_env(1, training=training) as env:
+            with made.make_env(1, training=training) as env:
                 assert env.can_be_restored is (training and is_kept)

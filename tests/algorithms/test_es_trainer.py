@@ -14,6 +14,7 @@ import torch
 from cases import everyday, sweep
 from es_problems import WalkEnv
 from gymnasium import spaces
+from practice import make_run
 
 from maze_train import SequentialVectorEnv, Statistics, load_config
 from maze_train.algorithms.es.config import ESAlgorithmConfig
@@ -33,10 +34,9 @@ from maze_train.learner.flat_parameters import get_flat_parameters
 from maze_train.learner.group import LearnerGroup
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.policy_model import build_policy
-from maze_train.run.train import make_runner
+from maze_train.run.build import build_run
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.outcome import Limits
-from maze_train.training.services import TrainerServices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,7 +138,7 @@ def scripted(
     rollouts = ScriptedRollouts(model, length, lost)
     group = LearnerGroup(learner)
     yield (
-        ESTrainer(config, group, model, TrainerServices(**services or {}), rollouts=rollouts),
+        ESTrainer(make_run(config, model, group, **services or {}), rollouts=rollouts),
         rollouts,
         (learner),
     )
@@ -287,7 +287,7 @@ def test_used_steps_end_training() -> None:
         summary = trainer.train()
         assert (summary.stop_reason, summary.updates, summary.epochs) == ("total_steps", 4, 2)
         assert summary.env_steps == 40 == sum(p.num_steps for ps in learner.pairs for p in ps)
-        rows = trainer.tracker.history
+        rows = trainer.run.tracker.history
         assert [row["env_steps"] for row in rows] == [20, 40]
         assert rollouts.pool.steps_made == 40 + rows[-1]["population/steps_dropped"] > 40
 
@@ -312,12 +312,12 @@ def walking(services: dict[str, Any], **changes: Any) -> Iterator[tuple[Any, Any
             **changes,
         }
     )
-    with make_runner(config) as runner:
-        trainer = runner.builder.build(
-            TrainerServices(**{"limits": Limits(n_epochs=3), **services})
-        )
-        runner.builder.before_training(trainer)
-        yield trainer, runner
+    with build_run(config) as run:
+        run.limits = Limits(n_epochs=3)
+        for name, value in services.items():
+            setattr(run, name, value)
+        run.trainer.before_training()
+        yield run.trainer, run
 
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -334,7 +334,7 @@ def test_evaluations_take_the_policy_without_noise(model: str) -> None:
     )
     with walking({"evaluator": made}, **MODELS[model]) as (trainer, runner):
         plain: Any = build_policy(
-            runner.config.model, *runner.builder.spaces, seed=runner.seeds.integer("model")
+            runner.config.model, *runner.spaces, seed=runner.seeds.integer("model")
         )
         own, same = trainer.model.state_dict(), plain.state_dict()
         assert all(torch.equal(own[key], same[key]) for key in own)

@@ -17,8 +17,7 @@ import maze_train.algorithms.off_policy.learner as off_policy_learner
 from maze_train import Statistics, Trajectory, load_config
 from maze_train.core.errors import TrainingError
 from maze_train.learner.config import Progress
-from maze_train.run.train import make_runner
-from maze_train.training.services import TrainerServices
+from maze_train.run.build import build_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,10 +84,9 @@ def sac(
             **changes,
         }
     )
-    with make_runner(config) as runner:
-        trainer = runner.builder.build(TrainerServices())
-        runner.builder.before_training(trainer)
-        yield trainer, made[-num_envs:]
+    with build_run(config) as run:
+        run.trainer.before_training()
+        yield run.trainer, made[-num_envs:]
 
 
 def update(trainer: Any) -> tuple[int, dict[str, float]]:

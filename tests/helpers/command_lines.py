@@ -27,7 +27,7 @@ class CommandLine:
     def runner_of(self, config: Any) -> SimpleNamespace:
         """Return a replacement of a training or rollout runner."""
         self.configs.append(config)
-        return SimpleNamespace(run=lambda: self.outcome(self.train(config)), resumption=None)
+        return SimpleNamespace(run=lambda: self.outcome(self.train(config)))
 
     def outcome(self, value: Any) -> SimpleNamespace:
         """Return the result of a run."""
@@ -49,7 +49,7 @@ class CommandLine:
 def maze_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     """Return the command line in an empty directory."""
     command_line = CommandLine(tmp_path)
-    for where, name in (("train", "make_runner"), ("rollout", "RolloutRunner")):
+    for where, name in (("train", "TrainingRunner"), ("rollout", "RolloutRunner")):
         module = ModuleType(f"maze_train.run.{where}")
         setattr(module, name, command_line.runner_of)
         monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import gymnasium
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze_train import SequentialVectorEnv
+from maze_train import SequentialVectorEnv, load_config
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.algorithms.ppo.learner import PPO, PPOLearner
 from maze_train.collect.collector import RolloutCollector
@@ -18,10 +19,10 @@ from maze_train.core.events import Statistics
 from maze_train.learner.group import LearnerGroup
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig
+from maze_train.training.config import EvaluationConfig
 from maze_train.training.evaluators import Evaluator
 from maze_train.training.outcome import Limits
-from maze_train.training.services import TrainerServices
-from maze_train.training.trainer import Trainer
+from maze_train.training.trainer import Run, Trainer
 
 
 class ShortOrLongEnv(gymnasium.Env):
@@ -96,8 +97,16 @@ def make_ppo(env=ShortOrLongEnv, model=None, algorithm=None, **services):
     config = PPOAlgorithmConfig(epoch_length=2, **{**settings, **(algorithm or {})})
     learner = PPOLearner(model, config, seed=1)
     collector = RolloutCollector(vector(env, 2), 8, env_seed=3, action_seed=4)
-    services = TrainerServices(**{"limits": Limits(n_epochs=3), **services})
-    return PPO(config, LearnerGroup(learner), model, services, collector=collector)
+    services = {"limits": Limits(n_epochs=3), **services}
+    return PPO(make_run(config, model, LearnerGroup(learner), **services), collector=collector)
+
+
+def make_run(algorithm, model, learners, evaluation_interval=1, **objects):
+    """Return a run without a directory for settings of an algorithm."""
+    config = load_config({"env": "CartPole-v1", "algorithm": algorithm.name})
+    evaluation = EvaluationConfig(interval=evaluation_interval)
+    config = replace(config, algorithm=algorithm, evaluation=evaluation)
+    return Run(config=config, model=model, learners=learners, **objects)
 
 
 class NoLearners:
@@ -121,9 +130,12 @@ class CountingTrainer(Trainer):
 
     def __init__(self, epoch_length=2, model=None, on_update=None, **services):
         config = PPOAlgorithmConfig(epoch_length=epoch_length)
-        own = TrainerServices(**services)
-        super().__init__(config, NoLearners(), model or nn.Linear(1, 1), own)
+        super().__init__(make_run(config, model or nn.Linear(1, 1), NoLearners(), **services))
         self.seen, self.on_update = [], on_update
+
+    @classmethod
+    def build(cls, run):
+        raise NotImplementedError
 
     def update_once(self, progress, statistics):
         self.seen.append(progress)
@@ -134,7 +146,7 @@ class CountingTrainer(Trainer):
     @property
     def rows(self):
         """Rows of metrics."""
-        return self.tracker.history
+        return self.run.tracker.history
 
 
 class ScriptedEvaluator(Evaluator):

@@ -43,7 +43,7 @@ from maze_train import (
 )
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.run.saved_policies import load_weights
-from maze_train.run.train import make_runner
+from maze_train.run.train import TrainingRunner
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -75,7 +75,7 @@ def test_train_accepts_environments_in_all_forms(env: Any, length: int | None) -
         lambda config: train(config, config.algorithm),
         lambda config: train(config, model={"critic_hidden_sizes": None}),
         lambda config: train(load_config(config)),
-        lambda config: make_runner(load_config(config)).run(),
+        lambda config: TrainingRunner(load_config(config)).run(),
         lambda config: instantiate({"_target_": "maze_train.train", **config}, _recursive_=False),
     ],
     ids=["whole", "sections", "name", "changes", "TrainConfig", "runner", "instantiate"],
@@ -226,7 +226,7 @@ def test_run_can_be_built_from_dataclasses() -> None:
     )
     config.tracking.progress = "quiet"
     config.tracking.plot = False
-    assert make_runner(config).run().summary.updates == 1
+    assert TrainingRunner(config).run().summary.updates == 1
     assert config.run_dir is None
 
 

@@ -19,7 +19,7 @@ from short_runs import FORK, short_run, summary
 from maze_train import load_config, load_policy
 from maze_train.algorithms.impala.learner import ImpalaLearner
 from maze_train.envs.wrappers import ObservationStackWrapper
-from maze_train.run.train import make_runner
+from maze_train.run.build import build_run
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -206,8 +206,8 @@ def test_actors_send_whole_frame_stacks(learned: list[Any]) -> None:
 def test_errors_number_environments_over_all_actors():
     """Error messages number the environments over all actors."""
     values = {"env": "CartPole-v1", "algorithm": "impala", "algorithm.num_actors": 2}
-    with make_runner(load_config({**values, "runner.concurrency": 6})) as runner:
-        workers = runner.builder.source.pool.workers
+    with build_run(load_config({**values, "runner.concurrency": 6})) as run:
+        workers = run.source.pool.workers
         assert [env.first_env for worker in workers for env in worker._envs.values()] == [0, 3]
 
 

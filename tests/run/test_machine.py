@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from maze_train.config.compose import load_config
-from maze_train.run.train import make_runner
+from maze_train.learner.parallel import SingleProcess
+from maze_train.run.build import device_of
 from maze_train.training.contexts import available_disk, available_memory, find_device
 
 CPU = torch.device("cpu")
@@ -160,5 +161,4 @@ def test_auto_is_the_accelerator_of_this_machine(monkeypatch, kind):
     for key in ("algorithm.device", "learner_group.device"):
         for algorithm, expected in (("ppo", device or CPU), ("es", CPU)):
             config = load_config({"env": "CartPole-v1", "algorithm": algorithm, key: "auto"})
-            with make_runner(config) as runner:
-                assert runner.builder.context.device == expected
+            assert device_of(config, SingleProcess()) == expected

@@ -13,8 +13,9 @@ from maze_train import ConfigError, PooledVectorEnv, StopAtReturn, load_config
 from maze_train.algorithms.off_policy import trainer as off_policy
 from maze_train.envs.calls import EnvCall, EnvCalls
 from maze_train.learner.parallel import SingleProcess
-from maze_train.run.assembly import Assembly
-from maze_train.run.train import make_runner
+from maze_train.run import build
+from maze_train.run.build import build_run
+from maze_train.run.train import train_run
 from maze_train.training import contexts
 from maze_train.training.contexts import check_fits
 
@@ -50,15 +51,16 @@ class TwoProcesses(SingleProcess):
 def processes(monkeypatch: pytest.MonkeyPatch) -> TwoProcesses:
     """Replace the processes of every run in a test, and return the substitute."""
     found = TwoProcesses()
-    monkeypatch.setattr(Assembly, "processes_of", lambda self, config: found)
+    monkeypatch.setattr(build, "join_ranks", lambda config: found)
     return found
 
 
 @pytest.mark.parametrize("seed", [None, 3])
 def test_all_processes_draw_a_seed(processes: TwoProcesses, seed: int | None) -> None:
     """A seed is drawn and shared even if another one is given, so exchanges do not differ."""
-    with make_runner(load_config({**SMALL, "algorithm": "ppo", "seed": seed})) as runner:
-        assert runner.config.seed == (processes.shared[0] if seed is None else seed)
+    config = load_config({**SMALL, "algorithm": "ppo", "seed": seed})
+    with build_run(config, until_learner=True) as run:
+        assert run.seeds.root == (processes.shared[0] if seed is None else seed)
     assert len(processes.shared) == 1
     assert processes.has_left
 
@@ -67,13 +69,12 @@ def test_all_processes_draw_a_seed(processes: TwoProcesses, seed: int | None) ->
 def test_processes_with_different_settings_raise(processes: TwoProcesses) -> None:
     """Differences would mix up the exchanges of the processes."""
     given = {**SMALL, "algorithm": "ppo", "runner.fast_dev_run": True}
-    with make_runner(load_config(given)) as runner:
-        runner.callbacks.append(StopAtReturn(1.0))
-        runner.run()
+    with build_run(load_config(given), callbacks=[StopAtReturn(1.0)]) as run:
+        train_run(run)
         assert processes.compared == {
-            "configuration": runner.config_text,
+            "configuration": run.text,
             "resume": None,
-            "env": runner.builder.spaces,
+            "env": run.spaces,
             "callbacks": ["maze_train.training.callbacks.StopAtReturn"],
         }
 
@@ -81,21 +82,21 @@ def test_processes_with_different_settings_raise(processes: TwoProcesses) -> Non
 def test_failed_runs_leave_the_process_group(processes: TwoProcesses) -> None:
     """Processes are left after errors in the constructor and while closing."""
     with pytest.raises(ConfigError, match="resume"):
-        make_runner(load_config({"resume": "missing", **SMALL, "algorithm": "ppo"}))
+        build_run(load_config({"resume": "missing", **SMALL, "algorithm": "ppo"}))
     assert processes.has_left
     processes.has_left = False
-    runner = make_runner(load_config({**SMALL, "algorithm": "ppo"}))
-    runner.builder.context.closing.callback(int, "no number")
+    run = build_run(load_config({**SMALL, "algorithm": "ppo"}), until_learner=True)
+    run.closing.callback(int, "no number")
     with pytest.raises(ValueError, match="no number"):
-        runner.close()
+        run.closing.close()
     assert processes.has_left
 
 
 def test_simulators_have_the_device_of_their_process(processes: TwoProcesses) -> None:
     """`env.device` is replaced by the device of the process, as is `algorithm.device`."""
     given = {**SMALL, **CASES["ppo, simulator"], "algorithm": "ppo", "env.device": "cuda"}
-    with make_runner(load_config(given)) as runner:
-        assert str(runner.builder.env.simulator.device) == "cpu"
+    with build_run(load_config(given), until_learner=True) as run:
+        assert str(run.env.simulator.device) == "cpu"
 
 
 @pytest.mark.parametrize(("processes_", "rollouts"), [(SingleProcess(), 1), (TwoProcesses(), 10)])
@@ -122,10 +123,8 @@ def test_replay_memory_counts_all_processes(
     for name in ("available_memory", "available_disk"):
         monkeypatch.setattr(off_policy, name, lambda place, count: 1000 // count)
     settings = {"algorithm": "sac", "algorithm.replay_buffer_storage": storage}
-    with make_runner(load_config({**SMALL, **settings})) as runner:
-        model = runner.builder.build_model()
-        with pytest.raises(ConfigError, match=r"0\.5 kB are free .* for each of the 2 processes"):
-            runner.builder.prepare(model)
+    with pytest.raises(ConfigError, match=r"0\.5 kB are free .* for each of the 2 processes"):
+        build_run(load_config({**SMALL, **settings}))
 
 
 def test_calls_of_processes_are_compared_exactly() -> None:

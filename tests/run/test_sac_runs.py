@@ -17,10 +17,10 @@ from short_runs import FORK, QUIET, everything, rows, settings, short_run
 
 import maze_train.algorithms.off_policy.trainer as off_policy
 import maze_train.data.replay_memory as replay_columns
-from maze_train import Statistics, TrainerServices, load_config, train
+from maze_train import Statistics, load_config, train
 from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.data.datasets import open_dataset
-from maze_train.run.train import make_runner
+from maze_train.run.build import build_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -165,8 +165,8 @@ def test_partial_demonstration_is_not_joined() -> None:
     config = load_config(
         {**settings("sac"), SHOWN: shown, "algorithm.n_step_returns": 3, "algorithm.gamma": 0.5}
     )
-    with make_runner(config) as runner:
-        trainer: Any = runner.builder.build(TrainerServices())
+    with build_run(config) as run:
+        trainer: Any = run.trainer
         for _ in range(3):
             trainer.update_once(trainer.progress(), Statistics())
         batch = trainer.replay_buffers["default"].sample_batch(3000)

@@ -296,7 +296,7 @@ def test_observation_statistics_are_per_policy(monkeypatch: pytest.MonkeyPatch) 
     assert found["policies.judge.normalizer.frozen"]
     assert found["policies.judge.normalizer.count"] >= 20
     assert not any(".players." in name for name in found)
-    monkeypatch.setattr("maze_train.training.builder.MAX_IDLE", 1)
+    monkeypatch.setattr("maze_train.training.trainer.MAX_IDLE", 1)
     small = {"algorithm.n_rollout_steps": 2, "algorithm.batch_size": 2}
     with pytest.raises(TrainingError, match=r"no observation statistics for judge: no agent"):
         run("idle", "ppo", policies=policies, **small)

@@ -27,8 +27,8 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.files import read_json
 from maze_train.core.torchrun import TorchrunVariables
 from maze_train.learner.torchrun import ProcessesLostError, TorchrunProcesses
-from maze_train.run.runner import TrainingRunner
-from maze_train.run.train import make_runner
+from maze_train.run.build import build_run
+from maze_train.run.train import TrainingRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +80,7 @@ def torchrun(
 def alone(directory: Path, settings: dict[str, Any]) -> None:
     """Train in this process."""
     given = {**SHORT, **settings, "run_dir": str(directory), "tracking.progress": "quiet"}
-    make_runner(load_config(given)).run()
+    TrainingRunner(load_config(given)).run()
 
 
 def rows(run: Path) -> list[dict[str, float]]:
@@ -438,7 +438,7 @@ def test_child_process_does_not_join_as_rank(launched: Any) -> None:
     """A process that inherited the variables does not join."""
     launched.set("maze_train/0/0", "elsewhere:1")
     with pytest.raises(ConfigError, match="process elsewhere:1 has this rank"):
-        make_runner(load_config({**SHORT, **PPO}))
+        build_run(load_config({**SHORT, **PPO}))
 
 
 @pytest.mark.parametrize(
@@ -457,7 +457,7 @@ def test_inherited_torchrun_variables_raise(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=text):
-        make_runner(load_config({**SHORT, **PPO}))
+        build_run(load_config({**SHORT, **PPO}))
 
 
 def test_variables_of_other_launchers_are_noted(
@@ -467,7 +467,7 @@ def test_variables_of_other_launchers_are_noted(
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.setenv(name, "2")
     assert TorchrunVariables.read() is None
-    make_runner(load_config({**SHORT, **PPO})).close()
+    build_run(load_config({**SHORT, **PPO}), until_learner=True).closing.close()
     assert "not by torchrun: this process trains alone" in capsys.readouterr().err
 
 
@@ -522,4 +522,4 @@ def test_unsupported_settings_of_several_processes_raise(
     monkeypatch.setenv("WORLD_SIZE", "2")
     given = {"algorithm": "ppo", "env": "CartPole-v1", "runner.concurrency": 4, **settings}
     with pytest.raises(ConfigError, match=text):
-        make_runner(load_config(given))
+        build_run(load_config(given))

@@ -22,7 +22,7 @@ from short_runs import everything, file_contents, rows, settings, short_run, sum
 from maze_train import MetricsWriter, RunInfo, evaluate, load_config, run_rollout, train
 from maze_train.core.errors import ConfigError, MazeTrainError
 from maze_train.envs import factory
-from maze_train.run.train import make_runner
+from maze_train.run.train import TrainingRunner
 from maze_train.tools.runs import find_runs
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
@@ -62,12 +62,12 @@ def test_finished_run_has_all_files() -> None:
 def test_written_configuration_repeats_the_run(algorithm: str) -> None:
     """config.yaml reloads to an equal configuration and repeats the run."""
     node = settings(algorithm, seed=None)
-    make_runner(load_config(node)).run()
+    TrainingRunner(load_config(node)).run()
     written = written_config("run")
     assert isinstance(written["seed"], int)
     again = load_config({**written, "run_dir": "again"})
     assert again == load_config({**node, "seed": written["seed"], "run_dir": "again"})
-    make_runner(again).run()
+    TrainingRunner(again).run()
     assert rows("run") == rows("again")
     assert written_config("again") == written
     short_run("other", algorithm, seed=None)

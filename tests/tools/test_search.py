@@ -47,7 +47,7 @@ def gamma_of(config: TrainConfig) -> float:
 
 
 class Runs:
-    """Substitute for `make_runner` with runs of four epochs that do not train."""
+    """Substitute for `TrainingRunner` with runs of four epochs that do not train."""
 
     def __init__(self) -> None:
         self.metric = RETURN
@@ -59,13 +59,11 @@ class Runs:
         """Keep the figure instead of saving it, which is slow."""
         self.pictures[path.name] = figure
 
-    def runner_of(self, config: TrainConfig) -> SimpleNamespace:
+    def runner_of(self, config: TrainConfig, callbacks: list[Any]) -> SimpleNamespace:
         """Return a substitute for a runner."""
-        runner = SimpleNamespace(
-            callbacks=[], builder=SimpleNamespace(selection_metric=self.metric)
+        return SimpleNamespace(
+            run=lambda: SimpleNamespace(history=list(self._rows(config, callbacks)))
         )
-        runner.run = lambda: SimpleNamespace(history=list(self._rows(config, runner.callbacks)))
-        return runner
 
     def _rows(self, config: TrainConfig, callbacks: list[Any]) -> Iterator[dict[str, float]]:
         """Yield the metrics of a run, whose value grows over the epochs."""
@@ -91,9 +89,9 @@ class Runs:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
-    """Replace `make_runner` by runs that do not train."""
+    """Replace `TrainingRunner` by runs that do not train."""
     found = Runs()
-    monkeypatch.setattr("maze_train.tools.search.make_runner", found.runner_of)
+    monkeypatch.setattr("maze_train.tools.search.TrainingRunner", found.runner_of)
     monkeypatch.setattr("maze_train.core.report.save_picture", found.save_picture)
     return found
 

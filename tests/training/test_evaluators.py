@@ -340,7 +340,7 @@ def test_training_is_the_same_with_and_without_evaluation(env):
         curves.append(
             [
                 {k: v for k, v in row.items() if not k.startswith(("eval/", "time/"))}
-                for row in trainer.tracker.history
+                for row in trainer.run.tracker.history
             ]
         )
         weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))

@@ -73,23 +73,23 @@ def outcome(trainer):
     """Return the results of training without times."""
     rows = [
         {name: value for name, value in row.items() if not name.startswith("time/")}
-        for row in trainer.tracker.history
+        for row in trainer.run.tracker.history
     ]
-    return rows, get_flat_parameters(trainer.model).tolist(), trainer.model_selection.best_score
+    return rows, get_flat_parameters(trainer.model).tolist(), trainer.run.model_selection.best_score
 
 
 @pytest.mark.parametrize("limits", [Limits(total_steps=96), Limits(n_epochs=3)])
 def test_a_signal_in_the_last_update(tmp_path, limits, capsys):
     """The epoch is still evaluated, and its row is written."""
     straight = make_trainer(tmp_path / "none", limits=limits)
-    straight.checkpoints = None
+    straight.run.checkpoints = None
     straight.train()
     first = make_trainer(tmp_path, straight.updates, limits=limits)
     with pytest.raises(Interrupted):
         first.train()
     second = make_trainer(tmp_path, seed=9, limits=limits)
     second.load_state_dict(CheckpointStore(tmp_path).load().state)
-    second.tracker.history[:] = first.tracker.history
+    second.run.tracker.history[:] = first.run.tracker.history
     second.train()
     assert outcome(second) == outcome(straight)
 
@@ -97,13 +97,13 @@ def test_a_signal_in_the_last_update(tmp_path, limits, capsys):
 def test_a_state_in_memory_is_a_copy(tmp_path):
     """Later training does not change a state."""
     trainer = make_trainer(tmp_path)
-    trainer.checkpoints = None
+    trainer.run.checkpoints = None
     trainer.train(1)
     state = trainer.state_dict()
     trainer.train(2)
     expected, _, _ = outcome(trainer)
     again = make_trainer(tmp_path, seed=9)
-    again.checkpoints = None
+    again.run.checkpoints = None
     again.load_state_dict(state)
     again.train(2)
     assert outcome(again)[0] == expected[1:]
@@ -117,8 +117,8 @@ def test_what_a_signal_twice_leaves(tmp_path, capsys):
 
     def twice(*args):
         if trainer.updates == 3:
-            trainer.interruption._take(signal.SIGINT, None)
-            trainer.interruption._take(signal.SIGINT, None)
+            trainer.run.interruption._take(signal.SIGINT, None)
+            trainer.run.interruption._take(signal.SIGINT, None)
         return update_once(*args)
 
     trainer.update_once = twice

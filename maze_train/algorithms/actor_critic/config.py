@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
 from maze_train.core.checks import check_at_least, check_between, check_fields
 from maze_train.core.conversion import IN_RUN
 from maze_train.core.errors import ConfigError
+from maze_train.envs.config import EnvConfig
 from maze_train.learner.config import GradientSettings, Schedule, check_schedule
+from maze_train.nets.config import ModelConfig
 from maze_train.training.config import DRY_RUN_STEPS, AlgorithmConfig
 
 
@@ -19,7 +22,6 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     supports_multi_agent: ClassVar[bool] = True
     has_snapshots: ClassVar[bool] = True
     model_builder: ClassVar[str] = "maze_train.nets.actor_critic.build_actor_critic"
-    builder_class: ClassVar[str] = "maze_train.algorithms.actor_critic.trainer.ActorCriticBuilder"
     can_have_actors: ClassVar[bool] = True
     without_torchrun: ClassVar[str] = ""
     scales_rewards_of_recurrent: ClassVar[bool] = False
@@ -106,6 +108,16 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
             return self
         scales = is_recurrent and self.scales_rewards_of_recurrent
         return replace(self, reward_scaling="large" if scales else False)
+
+    def check_run(self, env: EnvConfig, models: Mapping[str, ModelConfig]) -> None:
+        """Check that `sequence_length` is only set for recurrent policies."""
+        if self.sequence_length and all(model.rnn is None for model in models.values()):
+            raise ConfigError(
+                "algorithm.sequence_length",
+                "only for recurrent policies: set model.rnn or policies.<id>.model.rnn, or remove "
+                "this setting",
+                self.sequence_length,
+            )
 
     def shortened(self) -> ActorCriticConfig:
         """Return the settings of a dry run: one update of a short rollout, as one sequence."""

@@ -1,59 +1,60 @@
-"""Trainer and builder for A2C and PPO."""
+"""Trainer of A2C and PPO."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
 from maze_train.algorithms.actor_critic.learner import ActorCriticLearner
 from maze_train.collect.collector import Collector, RolloutCollector
-from maze_train.core.errors import ConfigError
 from maze_train.core.events import Statistics
 from maze_train.core.targets import locate
+from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.config import Progress
-from maze_train.learner.learners import Learners
 from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.nets.normalization import find_normalizer
-from maze_train.training.builder import AlgorithmBuilder, BuildContext
-from maze_train.training.config import AlgorithmConfig
 from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of
-from maze_train.training.services import TrainerServices
-from maze_train.training.trainer import Trainer
+from maze_train.training.trainer import Run, Trainer
 
 if TYPE_CHECKING:
-    from maze_train.data.turns import TurnOptions
+    from typing import Self
 
 
 class ActorCritic(Trainer):
     """Base class of on-policy actor-critic trainers, which alternate between rollouts and updates.
 
     Args:
-        config: Settings of the algorithm.
-        learners: The learners.
-        model: The model being trained, which the collector also uses for acting.
-        services: Tracker, evaluator, model selection, limits, checkpoints.
+        run: Objects of the run, with the learners and the model, which also acts.
         collector: Collects rollouts.
     """
 
     model: ActorCriticModel
 
-    def __init__(
-        self,
-        config: AlgorithmConfig,
-        learners: Learners,
-        model: nn.Module,
-        services: TrainerServices,
-        *,
-        collector: Collector,
-    ) -> None:
-        super().__init__(config, learners, model, services)
+    def __init__(self, run: Run, *, collector: Collector) -> None:
+        super().__init__(run)
         self.collector = collector
+
+    @classmethod
+    def build(cls, run: Run) -> Self:
+        """Build the collector of rollouts, with a league if policies play against snapshots."""
+        config = settings_of(run)
+        collector = run.make_collector(config.n_rollout_steps, run.model, **turn_options(run))
+        policies = run.config.policies.items()
+        opponents = {key: own.opponents for key, own in policies if own.opponents is not None}
+        if opponents:
+            from maze_train.training.league import make_league_collector
+
+            collector = make_league_collector(run, collector, opponents)
+        return cls(run, collector=collector)
+
+    def before_training(self) -> None:
+        """Collect initial observation statistics if the model has none."""
+        begin_statistics(self.run)
 
     @property
     def stepping(self) -> RolloutCollector | None:
@@ -65,7 +66,7 @@ class ActorCritic(Trainer):
         started = time.perf_counter()
         experience, episodes = self.collector.collect(self.model)
         collected = time.perf_counter()
-        episodes.record(statistics, self.infos)
+        episodes.record(statistics, self.run.infos)
         episodes.check_steps()
         self.callbacks.call("on_rollout_end", seen=experience)
         statistics.merge(self.learners.update(experience, progress))
@@ -86,55 +87,34 @@ class ActorCritic(Trainer):
             self.learners.foreach_learner(lambda learner: learner.forget_episodes(lost))
 
 
-Config = TypeVar("Config", bound=ActorCriticConfig)
+def settings_of(run: Run) -> ActorCriticConfig:
+    """Return the settings of an actor-critic."""
+    config = run.config.algorithm
+    assert isinstance(config, ActorCriticConfig)
+    return config
 
 
-class ActorCriticBuilder(AlgorithmBuilder[Config]):
-    """Builder for on-policy actor-critics.
+def turn_options(run: Run) -> dict[str, Any]:
+    """Return the arguments of `Run.make_collector` for multi-agent training.
+
+    Turns are padded to whole sequences, and the log-probabilities are recorded if the loss uses
+    them.
+    """
+    learner_class = locate(run.config.algorithm.learner_class, "algorithm.learner_class")
+    is_known = issubclass(learner_class, ActorCriticLearner)
+    return {
+        "records_log_probs": is_known and learner_class.needs_old_log_probs,
+        "turns": {"multiple": settings_of(run).sequence_length or 1},
+    }
+
+
+def begin_statistics(run: Run, make_env: Callable[[], MazeVectorEnv] | None = None) -> None:
+    """Collect initial observation statistics if the model has none.
 
     Args:
-        context: Configuration, seeds, device and factories of the run.
-
-    Raises:
-        ConfigError: If `sequence_length` is set, but no policy is recurrent.
+        run: The run.
+        make_env: See `Run.begin_statistics`.
     """
-
-    def __init__(self, context: BuildContext[Config]) -> None:
-        super().__init__(context)
-        own = (policy.model for policy in context.config.policies.values() if policy.model)
-        models = (context.config.model, *own)
-        if self.algorithm.sequence_length and all(model.rnn is None for model in models):
-            raise ConfigError(
-                "algorithm.sequence_length",
-                "only for recurrent policies: set model.rnn or policies.<id>.model.rnn, or remove "
-                "this setting",
-                self.algorithm.sequence_length,
-            )
-
-    def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
-        """Build the collector of rollouts, with a league if policies play against snapshots."""
-        collector = self.make_collector(self.algorithm.n_rollout_steps, model)
-        policies = self.config.policies.items()
-        opponents = {key: own.opponents for key, own in policies if own.opponents is not None}
-        make_league = self.context.features.make_league
-        if make_league is not None:
-            collector = make_league(self, collector, model, opponents)
-        return {"collector": collector}
-
-    @property
-    def records_log_probs(self) -> bool:
-        """Whether the loss uses the log-probabilities at collection time."""
-        learner_class = locate(self.algorithm.learner_class, "algorithm.learner_class")
-        is_known = issubclass(learner_class, ActorCriticLearner)
-        return is_known and learner_class.needs_old_log_probs
-
-    @property
-    def turn_options(self) -> TurnOptions:
-        """Pad the turns to whole sequences."""
-        return {"multiple": self.algorithm.sequence_length or 1}
-
-    def before_training(self, trainer: Trainer) -> None:
-        """Collect initial observation statistics if the model has none."""
-        modules = modules_of(trainer.model)
-        normalizers = {key: find_normalizer(own) for key, own in modules.items()}
-        self.begin_statistics(normalizers, self.algorithm.n_rollout_steps, trainer.model)
+    normalizers = {key: find_normalizer(own) for key, own in modules_of(run.model).items()}
+    num_steps, options = settings_of(run).n_rollout_steps, turn_options(run)
+    run.begin_statistics(normalizers, num_steps, run.model, make_env=make_env, **options)

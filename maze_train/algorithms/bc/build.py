@@ -1,4 +1,4 @@
-"""Builder for behavioral cloning: reads and checks the dataset."""
+"""Dataset of behavioral cloning: reads and checks the recorded episodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from maze_train.algorithms.bc.learner import (
     balanced_weights,
     parts_of,
 )
-from maze_train.algorithms.bc.trainer import (
+from maze_train.algorithms.bc.validation import (
     BCValidationEvaluator,
     JointValidationEvaluator,
     validation_name,
@@ -50,12 +50,12 @@ from maze_train.spaces.agents import agent_spaces, agents_of
 from maze_train.spaces.describe import check_same_spaces
 from maze_train.spaces.masks import mask_layout
 from maze_train.tracking.tracker import VALIDATION_LOSS
-from maze_train.training.builder import AlgorithmBuilder, BuildContext
 from maze_train.training.config import evaluation_metrics
 from maze_train.training.contexts import available_memory, readable_nbytes
 from maze_train.training.evaluators import Evaluator
 from maze_train.training.models import modules_of
 from maze_train.training.multi_agent_models import is_trainable
+from maze_train.training.trainer import Run
 
 SCALES = (0.05, 20.0)
 """Range of action scales for which a Gaussian with initial standard deviation 1 is suitable."""
@@ -210,27 +210,20 @@ class _Cloning:
     metrics: ImitationMetrics
 
 
-class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
-    """Builder for behavioral cloning: policies for the spaces of a dataset, data and losses.
+class Recordings:
+    """Source of experience of behavioral cloning: a dataset, with the data and loss of each policy.
 
     The environment, if any, is used only for evaluations. Without an environment, the policy is
     selected by the validation loss.
 
     Args:
-        context: Configuration, seeds, device and factories of the run.
-
-    Raises:
-        ConfigError: If a policy is recurrent.
+        run: Objects of the run.
     """
 
-    def __init__(self, context: BuildContext[BCAlgorithmConfig]) -> None:
-        super().__init__(context)
-        policies = self.config.policies.items()
-        own = {f"policies.{key}.model": policy.model for key, policy in policies}
-        for key, model in {"model": self.config.model, **own}.items():
-            if model is not None and model.rnn is not None:
-                problem = "not supported, because bc is trained on single transitions"
-                raise ConfigError(f"{key}.rnn", f"{problem}; remove this setting")
+    def __init__(self, run: Run) -> None:
+        config = run.config.algorithm
+        assert isinstance(config, BCAlgorithmConfig)
+        self.run, self.config, self.algorithm = run, run.config, config
         self._clonings: dict[str, _Cloning] = {}
 
     @cached_property
@@ -241,7 +234,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
             ConfigError: If the dataset does not exist.
             DatasetError: If the dataset is damaged.
         """
-        source, checkpoint = self.config.runner.dataset, self.context.read_checkpoint()
+        source, checkpoint = self.config.runner.dataset, self.run.read_checkpoint()
         assert source is not None
         spaces = self._env_spaces if isinstance(source, dict) else (None, None)
         found = open_recorded(source, spaces, self.algorithm.on_damaged)
@@ -253,7 +246,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         """Observation and action space of the environment; None if there is no environment."""
         if not self.has_env:
             return None, None
-        env = self.context.make_env(1, training=False)
+        env = self.run.make_env(1, training=False)
         found = (env.env_observation_space, env.single_action_space)
         env.close()
         return found
@@ -274,14 +267,9 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
     def task_name(self) -> str:
         """Name of the environment, or of the recorded task."""
         if self.has_env:
-            return super().task_name
+            return env_name(self.config.env)
         recorded_in = self.dataset.metadata.env.get("id")
         return str(recorded_in or "dataset").replace("/", "-").replace(":", "-")
-
-    @property
-    def step_label(self) -> str:
-        """Label of the step counter, which counts each use of a recorded step for training."""
-        return "recorded steps"
 
     @property
     def selection_metric(self) -> str:
@@ -297,11 +285,11 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
     @property
     def n_loader_workers(self) -> int:
         """Number of threads that load minibatches: the number of workers, or 0 for one worker."""
-        workers = self.context.backend.num_workers(sys.maxsize)
+        workers = self.run.backend.num_workers(sys.maxsize)
         return workers if workers > 1 else 0
 
-    def prepare(self, model: nn.Module) -> None:
-        """Load the data, and build losses and the learner.
+    def make_learner(self) -> Learner[Any, Any, Any]:
+        """Load the data, and build losses, metrics and the learner.
 
         Raises:
             ConfigError: If `model_builder` returned a model of a wrong type, or settings do not fit
@@ -309,7 +297,8 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
             DatasetError: If a policy has no data, or an action mask excludes a recorded action.
         """
         self._check_env()
-        context, several = self.context, agent_spaces(*self.spaces)
+        run, several = self.run, agent_spaces(*self.spaces)
+        model = run.model
         models = self._trained_models(model)
         members = members_of(model)
         self._members = {policy: members.get(policy, []) for policy in models}
@@ -320,13 +309,15 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
                 if side is not None:
                     check_legal(*spaces, own.distribution, side)
             warn_of_scale(own.distribution, data[0])
-            if own.normalizer is not None and not context.has_checkpoint:
+            if own.normalizer is not None and not run.has_checkpoint:
                 self._take_statistics(own.normalizer, data[0])
             loss = self._build_loss(own, data[0], spaces[1])
             metrics = ImitationMetrics(own.distribution, spaces[1])
             self._clonings[policy] = _Cloning(*data, loss, metrics)
         self._check_metric(models)
-        super().prepare(model)
+        losses = {policy: cloning.loss for policy, cloning in self._clonings.items()}
+        measured = {policy: cloning.metrics for policy, cloning in self._clonings.items()}
+        return run.make_learner(losses, measured, device=run.device)
 
     def _trained_models(self, model: nn.Module) -> dict[str, PolicyModel]:
         """Return the trainable models by policy."""
@@ -348,14 +339,6 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         if normalizer.config.mode == "estimated":
             normalizer.freeze()
 
-    def build_learner(self, model: nn.Module) -> Learner[Any, Any, Any]:
-        """Build the learner with losses and metrics."""
-        device, clonings = self.context.device, self._clonings
-        losses = {policy: cloning.loss for policy, cloning in clonings.items()}
-        metrics = {policy: cloning.metrics for policy, cloning in clonings.items()}
-        modules, make_learner = modules_of(model), self.learner_maker()
-        return make_learner(modules, self.algorithm, losses, metrics, device=device)
-
     def _check_env(self) -> None:
         """Check the spaces of the environment, and that opponents are used with an environment."""
         opponents = self.config.evaluation.opponents
@@ -376,7 +359,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
     ) -> dict[str, tuple[TransitionData, TransitionData | None]]:
         """Split the episodes, identically for all policies, and load the data if it fits."""
         percentage = self.algorithm.validation_percentage
-        seed = self.context.seeds.integer("validation")
+        seed = self.run.seeds.integer("validation")
         chosen = split_episodes(len(self.dataset), percentage, seed)
 
         def data(policy: str, in_memory: bool) -> list[TransitionData]:
@@ -477,26 +460,18 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         )
         return loss
 
-    def build_evaluators(self) -> list[Evaluator]:
-        """Build the validation evaluator, and evaluation episodes if there is an environment."""
-        found: list[Any] = [
+    def make_validation(self) -> list[Evaluator]:
+        """Build the evaluator of the held-out episodes, if there are any."""
+        found = [
             BCValidationEvaluator(cloning.validation, cloning.loss, cloning.metrics, policy)
             for policy, cloning in self._clonings.items()
             if cloning.validation is not None
         ]
         if found and set(self._clonings) != {DEFAULT_MODULE}:
-            found = [JointValidationEvaluator(found)]
-        return [*found, *(super().build_evaluators() if self.has_env else ())]
+            return [JointValidationEvaluator(found)]
+        return list(found)
 
-    def build_final_evaluator(self) -> Evaluator | None:
-        """Build the final test, if there is an environment."""
-        n_episodes = self.config.evaluation.final_episodes
-        if n_episodes and not self.has_env:
-            problem = "requires an environment: set env, or remove this setting"
-            raise ConfigError("evaluation.final_episodes", problem, n_episodes)
-        return super().build_final_evaluator()
-
-    def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
+    def make_loaders(self) -> dict[str, BatchLoader]:
         """Build a minibatch loader for each policy."""
         loaders = {}
         for policy, cloning in self._clonings.items():
@@ -504,11 +479,11 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
             loaders[policy] = BatchLoader(
                 cloning.data,
                 self.algorithm.batch_size,
-                seed=self.context.seeds.integer(stream),
+                seed=self.run.seeds.integer(stream),
                 n_workers=self.n_loader_workers,
             )
-            self.context.closing.callback(loaders[policy].close)
-        return {"loaders": loaders, "fingerprints": fingerprints(self.dataset)}
+            self.run.closing.callback(loaders[policy].close)
+        return loaders
 
 
 def _training_name(tag: str, policy: str) -> str:

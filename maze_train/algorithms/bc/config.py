@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -9,7 +10,9 @@ from maze_train.core.checks import check_at_least, check_fields
 from maze_train.core.conversion import ON_RESUME
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import TARGET
+from maze_train.envs.config import EnvConfig
 from maze_train.learner.config import GradientSettings
+from maze_train.nets.config import ModelConfig
 from maze_train.training.config import TRIAL_BATCH, AlgorithmConfig
 
 
@@ -25,7 +28,6 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     learner_class: ClassVar[str] = "maze_train.algorithms.bc.learner.BCLearner"
     trainer_class: ClassVar[str] = "maze_train.algorithms.bc.trainer.BCTrainer"
     model_builder: ClassVar[str] = "maze_train.nets.policy_model.build_policy"
-    builder_class: ClassVar[str] = "maze_train.algorithms.bc.build.BCBuilder"
 
     default_total_steps: ClassVar[int] = 0
     least_epoch_length: ClassVar[int] = 0
@@ -86,6 +88,13 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
             raise ConfigError(
                 "validation_percentage", "expected [0, 100)", self.validation_percentage
             )
+
+    def check_run(self, env: EnvConfig, models: Mapping[str, ModelConfig]) -> None:
+        """Check that no policy is recurrent."""
+        for key, model in models.items():
+            if model.rnn is not None:
+                problem = "not supported, because bc is trained on single transitions"
+                raise ConfigError(f"{key}.rnn", f"{problem}; remove this setting")
 
     def shortened(self) -> BCAlgorithmConfig:
         """Return the settings of a dry run: two updates."""

@@ -1,30 +1,25 @@
-"""Trainer for behavioral cloning, with validation on held-out episodes."""
+"""Trainer of behavioral cloning."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
-from maze_train.algorithms.bc.data import BatchLoader, TransitionData
-from maze_train.algorithms.bc.learner import BCBatch, BCLoss, ImitationEvents, ImitationMetrics
-from maze_train.core.errors import TrainingError
+from maze_train.algorithms.bc.build import Recordings, fingerprints
+from maze_train.algorithms.bc.data import BatchLoader
+from maze_train.algorithms.bc.learner import BCBatch
+from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.core.events import Statistics
-from maze_train.core.types import precise_dtype, tree_leaves, tree_map
+from maze_train.core.types import tree_leaves
 from maze_train.learner.config import Progress
-from maze_train.learner.learners import Learners
-from maze_train.learner.modules import DEFAULT_MODULE
-from maze_train.nets.acting import device_of
-from maze_train.nets.policy_model import PolicyModel
-from maze_train.training.config import AlgorithmConfig
+from maze_train.learner.learner import Learner
 from maze_train.training.evaluators import Evaluator
 from maze_train.training.events import TimeEvents
-from maze_train.training.models import modules_of
-from maze_train.training.services import TrainerServices
-from maze_train.training.trainer import Trainer
+from maze_train.training.trainer import Run, Trainer
+
+if TYPE_CHECKING:
+    from typing import Self
 
 METRICS_INTERVAL = 16
 """Interval in minibatches at which action metrics are computed; computing them takes as long as a
@@ -37,27 +32,66 @@ class BCTrainer(Trainer):
     Each use of a recorded step for training counts as one step.
 
     Args:
-        config: Settings of the algorithm.
-        learners: The learners.
-        model: The policy being trained.
-        services: Tracker, evaluator, model selection, limits, checkpoints.
+        run: Objects of the run, with the learners and the policy.
         loaders: Minibatch loaders by policy id; all must be at the same position.
         fingerprints: Digests of the parts of the dataset.
     """
 
+    step_label = "recorded steps"
+
     def __init__(
         self,
-        config: AlgorithmConfig,
-        learners: Learners,
-        model: nn.Module,
-        services: TrainerServices,
+        run: Run,
         *,
         loaders: Mapping[str, BatchLoader],
         fingerprints: Sequence[str] = (),
     ) -> None:
-        super().__init__(config, learners, model, services)
+        super().__init__(run)
         self.loaders = dict(loaders)
         self._fingerprints = list(fingerprints)
+
+    @classmethod
+    def make_source(cls, run: Run) -> Recordings:
+        """Open the dataset."""
+        return Recordings(run)
+
+    @classmethod
+    def make_learner(cls, run: Run) -> Learner[Any, Any, Any]:
+        """Load the data, and build losses, metrics and the learner."""
+        return recordings_of(run).make_learner()
+
+    @classmethod
+    def make_evaluators(cls, run: Run) -> list[Evaluator]:
+        """Build the validation, and evaluation episodes if there is an environment."""
+        recordings = recordings_of(run)
+        episodes = super().make_evaluators(run) if recordings.has_env else []
+        return [*recordings.make_validation(), *episodes]
+
+    @classmethod
+    def make_final_evaluator(cls, run: Run) -> Evaluator | None:
+        """Build the evaluator of the test after training, if there is an environment."""
+        n_episodes = run.config.evaluation.final_episodes
+        if n_episodes and not recordings_of(run).has_env:
+            problem = "requires an environment: set env, or remove this setting"
+            raise ConfigError("evaluation.final_episodes", problem, n_episodes)
+        return super().make_final_evaluator(run)
+
+    @classmethod
+    def task_name(cls, run: Run) -> str:
+        """Return the name of the environment, or of the recorded task."""
+        return recordings_of(run).task_name
+
+    @classmethod
+    def selection_metric(cls, run: Run) -> str:
+        """Return the metric for model selection: the return, or the loss without environment."""
+        return recordings_of(run).selection_metric
+
+    @classmethod
+    def build(cls, run: Run) -> Self:
+        """Build a minibatch loader for each policy."""
+        recordings = recordings_of(run)
+        loaders = recordings.make_loaders()
+        return cls(run, loaders=loaders, fingerprints=fingerprints(recordings.dataset))
 
     @property
     def epoch_length(self) -> int:
@@ -101,85 +135,7 @@ class BCTrainer(Trainer):
             loader.load_state_dict(state["loader"])
 
 
-BLOCK_NBYTES = 2**22
-"""Size of a validation block in bytes."""
-
-
-class BCValidationEvaluator(Evaluator):
-    """Computes loss, entropy and action metrics on recorded transitions.
-
-    Metrics are means over transitions. The metric names are those of training with the prefix
-    `validation`: `validation/loss` (including the entropy bonus), `validation/policy_loss`,
-    `validation/policy_entropy`, `validation/discrete_accuracy` and so on.
-
-    Args:
-        data: The transitions, at least one.
-        loss: The loss.
-        metrics: The action metrics.
-        policy: Id of the evaluated policy if there are several policies; included in the metric
-            names: `validation/<policy>/loss`.
-    """
-
-    def __init__(
-        self,
-        data: TransitionData,
-        loss: BCLoss,
-        metrics: ImitationMetrics,
-        policy: str = DEFAULT_MODULE,
-    ) -> None:
-        self.data = data
-        self.loss_name = validation_name("loss", policy)
-        self._loss = loss
-        self._metrics = metrics
-        self._policy = policy
-
-    @torch.no_grad()
-    def evaluate(self, policy: nn.Module) -> dict[str, float]:
-        """Compute the metrics of a policy."""
-        policy = modules_of(policy)[self._policy]
-        assert isinstance(policy, PolicyModel)
-        device, statistics, bonus = device_of(policy), Statistics(), 0.0
-        precise = precise_dtype(device)
-        for obs, actions in self.data.blocks(BLOCK_NBYTES):
-            obs = tree_map(lambda x: x.to(device), obs)
-            actions = tree_map(lambda x: x.to(device), actions)
-            params = policy.policy_params(obs)
-            found = [
-                (ImitationEvents.policy_loss, self._loss.per_sample(params, actions)),
-                (ImitationEvents.policy_entropy, policy.distribution.entropy(params)),
-                *self._metrics(params, actions),
-            ]
-            for event, value in found:
-                statistics.record(event, value.to(precise).mean(), float(len(params)))
-            bonus += float(self._loss.bonus(params).to(precise).sum())
-        means = {tag.partition("/")[2]: value for tag, value in statistics.reduce().items()}
-        loss = means["policy_loss"] - bonus / self.data.num_samples
-        named = {"loss": loss, **means}
-        return {validation_name(name, self._policy): value for name, value in named.items()}
-
-
-class JointValidationEvaluator(Evaluator):
-    """Validation of several policies; `validation/loss` is the mean over all transitions.
-
-    Args:
-        evaluators: Evaluators of the individual policies.
-    """
-
-    def __init__(self, evaluators: Sequence[BCValidationEvaluator]) -> None:
-        self._evaluators = list(evaluators)
-
-    def evaluate(self, policy: nn.Module) -> dict[str, float]:
-        """Compute the metrics of all policies."""
-        metrics: dict[str, float] = {}
-        total, count = 0.0, 0
-        for evaluator in self._evaluators:
-            found = evaluator.evaluate(policy)
-            total += found[evaluator.loss_name] * evaluator.data.num_samples
-            count += evaluator.data.num_samples
-            metrics.update(found)
-        return {**metrics, "validation/loss": total / count}
-
-
-def validation_name(name: str, policy: str) -> str:
-    """Return the name of a validation metric, with the policy id if there are several policies."""
-    return f"validation/{name}" if policy == DEFAULT_MODULE else f"validation/{policy}/{name}"
+def recordings_of(run: Run) -> Recordings:
+    """Return the dataset of a run."""
+    assert isinstance(run.source, Recordings)
+    return run.source

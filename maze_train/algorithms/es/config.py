@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from maze_train.core.checks import check_fields
 from maze_train.core.conversion import IN_RUN, ON_RESUME
 from maze_train.core.errors import ConfigError
+from maze_train.envs.config import EnvConfig
 from maze_train.learner.config import Schedule
+from maze_train.nets.config import ModelConfig
 from maze_train.training.config import DRY_RUN_STEPS, AlgorithmConfig
 
 
@@ -24,7 +27,6 @@ class ESAlgorithmConfig(AlgorithmConfig):
     learner_class: ClassVar[str] = "maze_train.algorithms.es.learner.ESLearner"
     trainer_class: ClassVar[str] = "maze_train.algorithms.es.trainer.ESTrainer"
     model_builder: ClassVar[str] = "maze_train.nets.policy_model.build_policy"
-    builder_class: ClassVar[str] = "maze_train.algorithms.es.trainer.ESBuilder"
 
     default_concurrency: ClassVar[int] = 64
     can_share_minibatches: ClassVar[bool] = False
@@ -113,6 +115,16 @@ class ESAlgorithmConfig(AlgorithmConfig):
     def model_settings(self) -> dict[str, Any]:
         """Additional arguments for the model builder."""
         return {"policy_wrapper": self.policy_wrapper}
+
+    def check_run(self, env: EnvConfig, models: Mapping[str, ModelConfig]) -> None:
+        """Check that the environment can be built singly."""
+        if not env.has_single_form:
+            raise ConfigError(
+                "env.backend",
+                "evolution strategies seed each episode separately, which requires single "
+                "environments; expected gymnasium",
+                env.backend,
+            )
 
     def shortened(self) -> ESAlgorithmConfig:
         """Return the settings of a dry run: one pair of short episodes."""

@@ -400,6 +400,7 @@ class ESDistributedRollouts:
             report_s=REPORT_S,
             calls=calls,
         )
+        self.spaces = self.pool.spaces
 
     def begin(self, model: nn.Module, make_model: Callable[[], nn.Module]) -> None:
         """Set the policy; must be called before the first iteration.

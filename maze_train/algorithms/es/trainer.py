@@ -1,14 +1,13 @@
-"""Trainer and builder of evolution strategies."""
+"""Trainer of evolution strategies."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from functools import cached_property, partial
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-import gymnasium
 import torch
 from torch import nn
 
@@ -29,23 +28,28 @@ from maze_train.core.events import Statistics
 from maze_train.envs.building import close_quietly
 from maze_train.envs.factory import BoundedEnvFactory
 from maze_train.learner.config import Progress, scheduled_value
-from maze_train.learner.learners import Learners
+from maze_train.learner.learner import Learner
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.acting import acting
 from maze_train.nets.joint import JointModel, members_of
 from maze_train.nets.normalization import find_normalizer
 from maze_train.nets.policy_model import Policy
-from maze_train.training.builder import AlgorithmBuilder, BuildContext
-from maze_train.training.config import AlgorithmConfig
 from maze_train.training.contexts import available_memory, readable_nbytes
 from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of
-from maze_train.training.services import TrainerServices
-from maze_train.training.trainer import Trainer
+from maze_train.training.trainer import Run, Trainer
+
+if TYPE_CHECKING:
+    from typing import Self
 
 MAX_LOST = 10
 """Maximum number of lost pairs per update, as a multiple of the required episodes or finished
 pairs."""
+
+
+STATISTICS_STEPS, STATISTICS_ENVS = 128, 8
+"""Steps per environment and number of environments for the initial observation statistics.
+These values are constants, so that results do not depend on `runner.concurrency`."""
 
 
 class ESTrainer(Trainer):
@@ -56,30 +60,98 @@ class ESTrainer(Trainer):
     See `ESLearner`.
 
     Args:
-        config: Settings of the algorithm.
-        learners: The learners.
-        model: The policy being trained.
-        services: Tracker, evaluator, model selection, limits, checkpoints.
-        rollouts: Evaluates the population; `begin` must have been called with `model`.
+        run: Objects of the run, with the learners and the policy.
+        rollouts: Evaluates the population; `begin` must have been called with the policy.
     """
 
     algorithm_config: ESAlgorithmConfig
 
-    def __init__(
-        self,
-        config: AlgorithmConfig,
-        learners: Learners,
-        model: nn.Module,
-        services: TrainerServices,
-        *,
-        rollouts: ESDistributedRollouts,
-    ) -> None:
-        super().__init__(config, learners, model, services)
+    def __init__(self, run: Run, *, rollouts: ESDistributedRollouts) -> None:
+        super().__init__(run)
         self.rollouts = rollouts
         self._expected = self.algorithm_config.n_rollouts_per_update // 2
         self._trained_steps = 0
         sizes = {policy: trained_size(own) for policy, own in modules_of(self.model).items()}
         self._sizes = {policy: size for policy, size in sizes.items() if size}
+
+    @classmethod
+    def make_source(cls, run: Run) -> ESDistributedRollouts:
+        """Build the workers that evaluate the population."""
+        config = settings_of(run)
+        needed = config.noise_table_size * NOISE_NBYTES
+        free = available_memory(torch.device("cpu"))
+        if free is not None and needed > free:
+            raise ConfigError(
+                "algorithm.noise_table_size",
+                f"the noise table requires {readable_nbytes(needed)}, but {readable_nbytes(free)} "
+                "of memory are free: reduce this setting",
+                config.noise_table_size,
+            )
+        table = SharedNoiseTable(config.noise_table_size, run.seeds.integer("noise_table"))
+        run.closing.callback(table.close)
+        num_slots = run.config.runner.concurrency
+        if not config.n_timesteps_per_update:  # At most one environment per member.
+            num_slots = min(num_slots, config.n_rollouts_per_update)
+        factory, limit = run.env_factory, config.max_steps
+        rollouts = ESDistributedRollouts(
+            BoundedEnvFactory(factory, limit) if limit else factory,
+            num_slots,
+            table,
+            MemberSettings(
+                seed=run.seeds.integer("population"),
+                deterministic=config.deterministic,
+                action_noise_stddev=config.action_noise_stddev,
+            ),
+            run.backend,
+            on_non_finite=config.on_non_finite_step,
+            calls=run.env_calls.training,
+        )
+        run.env_calls.in_training_envs.append(rollouts.pool.make_calls)
+        run.closing.callback(close_quietly, rollouts)
+        return rollouts
+
+    @classmethod
+    def model_maker(cls, run: Run) -> Callable[[], nn.Module]:
+        """Return a function that builds the policy, always with the same initial weights."""
+        frozen = [key for key, own in run.config.policies.items() if own.frozen]
+        return partial(build_member, run.model_maker(), settings_of(run).deterministic, frozen)
+
+    @classmethod
+    def make_learner(cls, run: Run) -> Learner[Any, Any, Any]:
+        """Build the learner.
+
+        Raises:
+            ConfigError: If a setting does not fit the spaces or the agents.
+        """
+        noise = settings_of(run).action_noise_stddev
+        if isinstance(run.model, JointModel):
+            if find_normalizer(run.model) is not None:
+                problem = "es does not normalize observations with multiple agents; expected none"
+                mode = run.config.model.normalization.mode
+                raise ConfigError("model.normalization.mode", problem, mode)
+            chosen = run.config.policies_to_train
+            if chosen is not None:
+                problem = "es trains all policies that are not frozen; set "
+                problem += "policies.<id>.frozen=true"
+                raise ConfigError("policies_to_train", problem, chosen)
+        if noise and not num_reals(acting(run.model)):
+            problem = f"{run.spaces[1]} has no real-valued part; expected 0"
+            raise ConfigError("algorithm.action_noise_stddev", problem, noise)
+        return super().make_learner(run)
+
+    @classmethod
+    def build(cls, run: Run) -> Self:
+        """Pass the policy to the population."""
+        rollouts = run.source
+        assert isinstance(rollouts, ESDistributedRollouts)
+        rollouts.begin(run.model, cls.model_maker(run))
+        return cls(run, rollouts=rollouts)
+
+    def before_training(self) -> None:
+        """Collect observation statistics in separate environments if the model has none."""
+        normalizers = {DEFAULT_MODULE: find_normalizer(self.model)}
+        make_env = partial(self.run.make_env, STATISTICS_ENVS)
+        self.run.begin_statistics(normalizers, STATISTICS_STEPS, self.model, make_env=make_env)
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
         """Evaluate the pairs of an iteration, and update the policy."""
@@ -88,7 +160,7 @@ class ESTrainer(Trainer):
         episodes = FinishedEpisodes()
         pairs = self._play(noise_stddev, episodes)
         played = time.perf_counter()
-        episodes.record(statistics, self.infos)
+        episodes.record(statistics, self.run.infos)
         self.callbacks.call("on_rollout_end")
         statistics.merge(self.learners.update(self._populations(pairs), progress))
         num_steps = sum(pair.num_steps for pair in pairs)
@@ -116,7 +188,7 @@ class ESTrainer(Trainer):
         pairs: list[ESRolloutResult] = []
         num_steps = lost = 0
         results = self.rollouts.generate_rollouts(
-            self.learners.weights_seq_no, noise_stddev, self._expected, self.interruption.check
+            self.learners.weights_seq_no, noise_stddev, self._expected, self.run.interruption.check
         )
         with closing(results):
             for pair in results:
@@ -165,129 +237,11 @@ class ESTrainer(Trainer):
         self._trained_steps = self.rollouts.pool.steps_made - state["steps_dropped"]
 
 
-STATISTICS_STEPS, STATISTICS_ENVS = 128, 8
-"""Steps per environment and number of environments for the initial observation statistics.
-These values are constants, so that results do not depend on `runner.concurrency`."""
-
-
-class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
-    """Builder of the population and the learner of evolution strategies.
-
-    Args:
-        context: Configuration, seeds, device and factories of the run.
-
-    Raises:
-        ConfigError: If the environment backend is not gymnasium.
-    """
-
-    def __init__(self, context: BuildContext[ESAlgorithmConfig]) -> None:
-        super().__init__(context)
-        if not context.config.env.has_single_form:
-            raise ConfigError(
-                "env.backend",
-                "evolution strategies seed each episode separately, which requires single "
-                "environments; expected gymnasium",
-                context.config.env.backend,
-            )
-
-    @cached_property
-    def rollouts(self) -> ESDistributedRollouts:
-        """Workers that evaluate the population, closed at the end of the run."""
-        context, config = self.context, self.algorithm
-        self._check_table_fits()
-        table = SharedNoiseTable(config.noise_table_size, context.seeds.integer("noise_table"))
-        context.closing.callback(table.close)
-        settings = MemberSettings(
-            seed=context.seeds.integer("population"),
-            deterministic=config.deterministic,
-            action_noise_stddev=config.action_noise_stddev,
-        )
-        rollouts = ESDistributedRollouts(
-            self.member_env_factory(),
-            self.num_slots,
-            table,
-            settings,
-            context.backend,
-            on_non_finite=config.on_non_finite_step,
-            calls=context.env_calls.training,
-        )
-        context.env_calls.in_training_envs.append(rollouts.pool.make_calls)
-        context.closing.callback(close_quietly, rollouts)
-        return rollouts
-
-    def _check_table_fits(self) -> None:
-        """Raise if the noise table exceeds the available memory."""
-        needed = self.algorithm.noise_table_size * NOISE_NBYTES
-        free = available_memory(torch.device("cpu"))
-        if free is not None and needed > free:
-            raise ConfigError(
-                "algorithm.noise_table_size",
-                f"the noise table requires {readable_nbytes(needed)}, but {readable_nbytes(free)} "
-                "of memory are free: reduce this setting",
-                self.algorithm.noise_table_size,
-            )
-
-    @property
-    def spaces(self) -> tuple[Any, Any]:
-        """Observation and action space of one environment."""
-        return self.rollouts.pool.spaces
-
-    @property
-    def num_envs(self) -> int:
-        """Number of environments for the initial observation statistics."""
-        return STATISTICS_ENVS
-
-    @property
-    def num_slots(self) -> int:
-        """Number of concurrent members; at most the population size."""
-        count = self.config.runner.concurrency
-        if self.algorithm.n_timesteps_per_update:
-            return count
-        return min(count, self.algorithm.n_rollouts_per_update)
-
-    def member_env_factory(self) -> Callable[[], gymnasium.Env[Any, Any]]:
-        """Return a factory of environments for members."""
-        limit, factory = self.algorithm.max_steps, self.context.env_factory
-        return BoundedEnvFactory(factory, limit) if limit else factory
-
-    def model_maker(self) -> Callable[[], nn.Module]:
-        """Return a factory of the policy, always with the same initial weights."""
-        frozen = [key for key, own in self.config.policies.items() if own.frozen]
-        return partial(build_member, super().model_maker(), self.algorithm.deterministic, frozen)
-
-    def prepare(self, model: nn.Module) -> None:
-        """Build the learner, and pass the policy to the population."""
-        if isinstance(model, JointModel):
-            self._check_agents(model)
-        if self.algorithm.action_noise_stddev and not num_reals(acting(model)):
-            raise ConfigError(
-                "algorithm.action_noise_stddev",
-                f"{self.spaces[1]} has no real-valued part; expected 0",
-                self.algorithm.action_noise_stddev,
-            )
-        super().prepare(model)
-        self.rollouts.begin(model, self.model_maker())
-
-    def _check_agents(self, model: nn.Module) -> None:
-        """Raise if a setting is set that requires a single-agent environment."""
-        if find_normalizer(model) is not None:
-            problem = "es does not normalize observations with multiple agents; expected none"
-            mode = self.config.model.normalization.mode
-            raise ConfigError("model.normalization.mode", problem, mode)
-        chosen = self.config.policies_to_train
-        if chosen is not None:
-            problem = "es trains all policies that are not frozen; set policies.<id>.frozen=true"
-            raise ConfigError("policies_to_train", problem, chosen)
-
-    def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
-        """Return the population."""
-        return {"rollouts": self.rollouts}
-
-    def before_training(self, trainer: Trainer) -> None:
-        """Collect observation statistics in separate environments if the model has none."""
-        model = trainer.model
-        self.begin_statistics({DEFAULT_MODULE: find_normalizer(model)}, STATISTICS_STEPS, model)
-        self.close_env()
+def settings_of(run: Run) -> ESAlgorithmConfig:
+    """Return the settings of evolution strategies."""
+    config = run.config.algorithm
+    assert isinstance(config, ESAlgorithmConfig)
+    return config
 
 
 def build_member(

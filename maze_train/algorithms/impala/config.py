@@ -23,7 +23,6 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     name: ClassVar[str] = "impala"
     learner_class: ClassVar[str] = "maze_train.algorithms.impala.learner.ImpalaLearner"
     trainer_class: ClassVar[str] = "maze_train.algorithms.impala.trainer.IMPALA"
-    builder_class: ClassVar[str] = "maze_train.algorithms.impala.trainer.ImpalaBuilder"
     has_snapshots: ClassVar[bool] = False
     can_have_actors: ClassVar[bool] = False  # `num_actors` sets the number of actors.
     shared_settings: ClassVar[tuple[str, ...]] = ("num_actors", "actors_batch_size")

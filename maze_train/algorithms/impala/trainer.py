@@ -1,15 +1,13 @@
-"""Trainer and builder of IMPALA."""
+"""Trainer of IMPALA."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from functools import cached_property
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from maze_train.algorithms.actor_critic.trainer import ActorCriticBuilder
+from maze_train.algorithms.actor_critic.trainer import begin_statistics
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.algorithms.impala.learner import ActorEvents, ActorTimeEvents
 from maze_train.algorithms.impala.replay import RolloutReplay
@@ -17,15 +15,14 @@ from maze_train.collect.actor_worker import ActorPolicy
 from maze_train.collect.actors import DistributedActors, GatheredRollouts
 from maze_train.core.events import Statistics
 from maze_train.learner.config import Progress
-from maze_train.learner.learners import Learners
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.joint import JointModel, members_of
-from maze_train.training.actors import build_actors
-from maze_train.training.config import AlgorithmConfig
 from maze_train.training.events import TimeEvents
-from maze_train.training.services import TrainerServices
-from maze_train.training.trainer import Trainer
+from maze_train.training.trainer import Run, Trainer
 from maze_train.workers.backends import Pickled
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
 class IMPALA(Trainer):
@@ -35,11 +32,8 @@ class IMPALA(Trainer):
     See `ImpalaLearner`.
 
     Args:
-        config: Settings of the algorithm.
-        learners: The learners.
-        model: The model being trained.
-        services: Tracker, evaluator, model selection, limits, checkpoints.
-        actors: Actors; `begin` must have been called with `model`.
+        run: Objects of the run, with the learners and the model.
+        actors: Actors; `begin` must have been called with the model.
         replay: Replay buffers of rollouts, keyed by module id.
     """
 
@@ -47,26 +41,76 @@ class IMPALA(Trainer):
 
     def __init__(
         self,
-        config: AlgorithmConfig,
-        learners: Learners,
-        model: nn.Module,
-        services: TrainerServices,
+        run: Run,
         *,
         actors: DistributedActors,
         replay: Mapping[str, RolloutReplay],
     ) -> None:
-        super().__init__(config, learners, model, services)
+        super().__init__(run)
         self.actors = actors
         self.replay = replay
+
+    @classmethod
+    def make_source(cls, run: Run) -> DistributedActors:
+        """Build the actors.
+
+        With `runner=dev`, actors run one after the other in one process: no rollouts are queued,
+        the policy lag depends only on `broadcast_interval`, and results are reproducible. With
+        other runners, actors run during updates, and the order of rollouts depends on the speed of
+        the actors.
+        """
+        # Without checkpoints, states are never requested. If None, the backend decides.
+        is_kept = None if run.config.checkpoint.is_on else False
+        num_actors = settings_of(run).num_actors
+        actors = run.make_actors(num_actors, envs_per_actor(run), can_be_restored=is_kept)
+        run.env_calls.in_training_envs.append(actors.make_calls)
+        return actors
+
+    @classmethod
+    def build(cls, run: Run) -> Self:
+        """Pass the policy to the actors, and build the replay buffers if configured."""
+        config, actors = settings_of(run), run.source
+        assert isinstance(actors, DistributedActors)
+        policy = ActorPolicy(
+            Pickled(run.model_maker(), "model"),
+            config.n_rollout_steps,
+            run.config.checkpoint.allow_new_episodes,
+            run.config.tracking.info_keys,
+            records_log_probs=True,
+            keeps_terminal_obs=isinstance(run.model, JointModel),
+        )
+
+        def seeds_of(actor: int, generation: int) -> tuple[int, int]:
+            name, seed_of = f"actors/{actor}/{generation}", run.seeds.integer
+            return seed_of(f"{name}/episodes"), seed_of(f"{name}/actions")
+
+        actors.begin(run.model, policy, seeds_of, queue_size=config.queue_size, splits_turns=True)
+        members = members_of(run.model)
+        columns = {key: len(agents) for key, agents in members.items() if agents}
+        replay = {
+            key: RolloutReplay(
+                config.replay_size,
+                config.num_replayed,
+                envs_per_actor(run) * count,
+                run.seeds.integer(f"replay/{key}" if members else "replay"),
+            )
+            for key, count in (columns or {DEFAULT_MODULE: 1}).items()
+            if config.replay_size
+        }
+        return cls(run, actors=actors, replay=replay)
+
+    def before_training(self) -> None:
+        """Collect observation statistics in separate environments if the model has none."""
+        begin_statistics(self.run, partial(self.run.make_env, self.run.config.runner.concurrency))
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
         """Receive a batch of rollouts, update the model, and broadcast the weights."""
         started, config = time.perf_counter(), self.algorithm_config
         if not self.actors.has_weights:
             self.actors.publish(self.learners.weights_seq_no)
-        gathered = self.actors.gather(config.actors_batch_size, self.interruption.check)
+        gathered = self.actors.gather(config.actors_batch_size, self.run.interruption.check)
         collected = time.perf_counter()
-        gathered.episodes.record(statistics, self.infos)
+        gathered.episodes.record(statistics, self.run.infos)
         batch, steps = gathered.rollouts, gathered.episodes.steps
         self.check_lost(steps)
         self.callbacks.call("on_rollout_end", seen=batch)
@@ -106,75 +150,13 @@ class IMPALA(Trainer):
             replay.load_state_dict(state["replay"][key])
 
 
-class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
-    """Builder for IMPALA: actors, learner and replay buffers."""
+def settings_of(run: Run) -> ImpalaAlgorithmConfig:
+    """Return the settings of IMPALA."""
+    config = run.config.algorithm
+    assert isinstance(config, ImpalaAlgorithmConfig)
+    return config
 
-    @cached_property
-    def source(self) -> DistributedActors:
-        """Actors that collect experience, closed at the end of the run.
 
-        With `runner=dev`, actors run one after the other in one process: no rollouts are queued,
-        the policy lag depends only on `broadcast_interval`, and results are reproducible. With
-        other runners, actors run during updates, and the order of rollouts depends on the speed of
-        the actors.
-        """
-        # Without checkpoints, states are never requested. If None, the backend decides.
-        is_kept = None if self.config.checkpoint.is_on else False
-        num_actors = self.algorithm.num_actors
-        context, envs = self.context, self.envs_per_actor
-        actors = build_actors(context, num_actors, envs, can_be_restored=is_kept)
-        context.env_calls.in_training_envs.append(actors.make_calls)
-        return actors
-
-    @property
-    def has_actors(self) -> bool:
-        """Whether actors collect the experience; always true."""
-        return True
-
-    @property
-    def envs_per_actor(self) -> int:
-        """Number of environments per actor."""
-        return self.config.runner.concurrency // self.algorithm.num_actors
-
-    @property
-    def spaces(self) -> tuple[Any, Any]:
-        """Observation and action space of one environment."""
-        return self.source.spaces
-
-    def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
-        """Build the actors, and the replay buffers if configured."""
-        context = self.context
-        actors = self.source
-        policy = ActorPolicy(
-            Pickled(self.model_maker(), "model"),
-            self.algorithm.n_rollout_steps,
-            context.config.checkpoint.allow_new_episodes,
-            context.config.tracking.info_keys,
-            records_log_probs=True,
-            keeps_terminal_obs=isinstance(model, JointModel),
-        )
-
-        def seeds_of(actor: int, generation: int) -> tuple[int, int]:
-            name, seed_of = f"actors/{actor}/{generation}", context.seeds.integer
-            return seed_of(f"{name}/episodes"), seed_of(f"{name}/actions")
-
-        queue_size = self.algorithm.queue_size
-        actors.begin(model, policy, seeds_of, queue_size=queue_size, splits_turns=True)
-        config, members = self.algorithm, members_of(model)
-        columns = {key: len(agents) for key, agents in members.items() if agents}
-        replay = {
-            key: RolloutReplay(
-                config.replay_size,
-                config.num_replayed,
-                self.envs_per_actor * count,
-                context.seeds.integer(f"replay/{key}" if members else "replay"),
-            )
-            for key, count in (columns or {DEFAULT_MODULE: 1}).items()
-            if config.replay_size
-        }
-        return {"actors": actors, "replay": replay}
-
-    def before_training(self, trainer: Trainer) -> None:
-        """Collect observation statistics in separate environments if the model has none."""
-        super().before_training(trainer)
-        self.close_env()
+def envs_per_actor(run: Run) -> int:
+    """Return the number of environments per actor."""
+    return run.config.runner.concurrency // settings_of(run).num_actors

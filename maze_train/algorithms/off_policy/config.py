@@ -56,7 +56,6 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
 
     supports_multi_agent: ClassVar[bool] = True
     without_torchrun: ClassVar[str] = ""
-    builder_class: ClassVar[str] = "maze_train.algorithms.off_policy.trainer.OffPolicyBuilder"
     trainer_class: ClassVar[str] = "maze_train.algorithms.off_policy.trainer.OffPolicy"
 
     module_settings: ClassVar[tuple[str, ...]] = ("tau",)

@@ -1,4 +1,4 @@
-"""Trainer and builder of algorithms with a replay buffer."""
+"""Trainer of algorithms with a replay buffer, and its buffers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from gymnasium import Env, Space
-from torch import nn
 
 from maze_train.algorithms.off_policy.config import BUFFERS, OffPolicyConfig
 from maze_train.algorithms.off_policy.demonstrations import read_demonstrations
@@ -32,22 +31,20 @@ from maze_train.envs.building import close_quietly
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.learner.apis import Explores
 from maze_train.learner.config import Progress, Schedule, scheduled_value
-from maze_train.learner.learners import Learners
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.joint import JointModel
 from maze_train.nets.normalization import find_normalizer
 from maze_train.nets.policy_model import ActionMasking
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.tensors import flat_space_of
-from maze_train.training.builder import AlgorithmBuilder
-from maze_train.training.config import AlgorithmConfig
 from maze_train.training.contexts import available_disk, available_memory, each_of, readable_nbytes
 from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of
-from maze_train.training.services import TrainerServices
-from maze_train.training.trainer import Trainer
+from maze_train.training.trainer import Run, Source, Trainer
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from maze_train.data.turns import TurnOptions
 
 
@@ -58,10 +55,7 @@ class OffPolicy(Trainer):
     environment steps. Results are identical to sequential execution. See `OffPolicyLearner`.
 
     Args:
-        config: Settings of the algorithm.
-        learners: The learners.
-        model: The model being trained, which the collector also uses for acting.
-        services: Tracker, evaluator, model selection, limits, checkpoints.
+        run: Objects of the run, with the learners and the model, which also acts.
         collector: Collects rollouts.
         replay_buffers: Replay buffers, keyed by module id.
         initial_policy: Policy for the warm-up, which ends after `initial_buffer_size` transitions
@@ -73,16 +67,13 @@ class OffPolicy(Trainer):
 
     def __init__(
         self,
-        config: AlgorithmConfig,
-        learners: Learners,
-        model: nn.Module,
-        services: TrainerServices,
+        run: Run,
         *,
         collector: Collector,
         replay_buffers: Mapping[str, BaseReplayBuffer],
         initial_policy: RandomPolicy | WrappedPolicy | RandomAgents,
     ) -> None:
-        super().__init__(config, learners, model, services)
+        super().__init__(run)
         self.collector = collector
         self.replay_buffers = replay_buffers
         self.gradient_steps = 0
@@ -91,6 +82,42 @@ class OffPolicy(Trainer):
         self._stored = self.stored
         # Number of transitions that count towards `gradient_steps_due`.
         self._learned_from = 0
+
+    @classmethod
+    def make_source(cls, run: Run) -> Source:
+        """Build the environments, which store final observations if the replay buffer does."""
+        num_envs = run.config.runner.concurrency
+        return run.make_env(num_envs, keeps_terminal_obs=buffer_class(run).keeps_terminal_obs)
+
+    @classmethod
+    def build(cls, run: Run) -> Self:
+        """Build the replay buffers, the warm-up policy and the collector."""
+        parts = ReplayParts(run)
+        buffers, initial_policy = parts.build_buffers(), initial_policy_of(run)
+        parts.add_demonstrations(buffers)
+        if run.config.checkpoint.is_on:
+            size = readable_nbytes(parts.nbytes)
+            notify(f"note: checkpoints include the replay buffer (up to {size})")
+        keeps = buffer_class(run).keeps_terminal_obs
+        collector = run.make_collector(
+            settings_of(run).n_rollout_steps, run.model, turns=turn_options(run)
+        )
+        collector.keeps_terminal_obs |= keeps
+        return cls(
+            run,
+            collector=collector,
+            replay_buffers=buffers,
+            initial_policy=initial_policy,
+        )
+
+    def before_training(self) -> None:
+        """Collect initial observation statistics if required."""
+        run, modules = self.run, modules_of(self.model)
+        normalizers = {key: find_normalizer(modules[key]) for key in self.replay_buffers}
+        if any(normalizers.values()):
+            # The state of the trainer's policy is part of the run, so a separate policy is used.
+            policy = initial_policy_of(run)
+            run.begin_statistics(normalizers, 100, policy, turns=turn_options(run))
 
     @property
     def stepping(self) -> RolloutCollector | None:
@@ -110,7 +137,7 @@ class OffPolicy(Trainer):
             rollouts, episodes = self.collector.collect(self._initial_policy)
         else:
             rollouts, episodes = self.collector.collect(self.model, overlap=learn)
-        episodes.record(statistics, self.infos)
+        episodes.record(statistics, self.run.infos)
         steps: int = episodes.steps
         self.check_lost(steps)
         for key in rollouts.keys() & self.replay_buffers.keys():
@@ -207,7 +234,7 @@ class OffPolicy(Trainer):
             **super().state_dict(),
             "collector": self.collector.state_dict(),
             "replay_buffer": {key: own.state_dict() for key, own in self.replay_buffers.items()},
-            "initial_policy": self.processes.state(self._initial_policy.policy_state()),
+            "initial_policy": self.run.ranks.state(self._initial_policy.policy_state()),
             "transitions": (self._stored, self._learned_from, self.gradient_steps),
         }
 
@@ -215,7 +242,7 @@ class OffPolicy(Trainer):
         """Restore the replay buffers and the environments."""
         for key, buffer in self.replay_buffers.items():
             buffer.load_state_dict(state["replay_buffer"][key])
-        initial_policy = self.processes.own_state(state["initial_policy"])
+        initial_policy = self.run.ranks.own_state(state["initial_policy"])
         self._initial_policy.load_policy_state(initial_policy)
         self._stored, self._learned_from, self.gradient_steps = state["transitions"]
         lost = torch.from_numpy(self.collector.load_state_dict(state["collector"]))
@@ -223,9 +250,6 @@ class OffPolicy(Trainer):
         if lost.any():
             for buffer in self.replay_buffers.values():
                 buffer.interrupt()
-
-
-Config = TypeVar("Config", bound=OffPolicyConfig)
 
 
 class OffPolicyModel(Protocol):
@@ -241,7 +265,7 @@ class OffPolicyModel(Protocol):
 
 
 @dataclass(frozen=True)
-class Source:
+class ModuleSource:
     """Description of the experience of a module."""
 
     model: OffPolicyModel
@@ -260,120 +284,123 @@ class Source:
         return tree_map(torch.zeros_like, family.sample(params, noise))
 
 
-class OffPolicyBuilder(AlgorithmBuilder[Config]):
-    """Builder of the collector, the replay buffers and the warm-up policy."""
+def settings_of(run: Run) -> OffPolicyConfig:
+    """Return the settings of an algorithm with a replay buffer."""
+    config = run.config.algorithm
+    assert isinstance(config, OffPolicyConfig)
+    return config
 
-    def prepare(self, model: nn.Module) -> None:
-        """Build the learner and the replay buffers.
+
+def buffer_class(run: Run) -> type[BaseReplayBuffer]:
+    """Return the class of the replay buffers; the base class if a function builds the buffers."""
+    key = f"algorithm.replay_buffer.{TARGET}"
+    found = locate(settings_of(run).replay_buffer_node[TARGET], key)
+    kind = found if isinstance(found, type) else type(found)
+    return kind if issubclass(kind, BaseReplayBuffer) else BaseReplayBuffer
+
+
+def turn_options(run: Run) -> TurnOptions:
+    """Return the options of turns, which continue the columns of earlier rollouts in the buffer."""
+    return {"at_end": True, "keeps_terminal_obs": buffer_class(run).keeps_terminal_obs}
+
+
+def initial_policy_of(run: Run) -> RandomPolicy | WrappedPolicy | RandomAgents:
+    """Build the warm-up policy."""
+    config, model = settings_of(run), cast(Any, run.model)
+    node, repeat = config.initial_sampling_policy, config.initial_action_repeat
+    several = agent_spaces(*run.spaces)
+    if several is not None:
+        return RandomAgents(model, several, run.learners.first.may_learn, repeat)
+    if node is None:
+        return RandomPolicy(model.distribution, run.spaces[1], model.masking, repeat=repeat)
+    key = "algorithm.initial_sampling_policy"
+    given = build_target(node, key=key)
+    if not callable(member_of(given, "act")):
+        raise ConfigError(key, "expected an object with a method act(observations)", node)
+    return WrappedPolicy(given, model.distribution, *run.spaces)
+
+
+class ReplayParts:
+    """Replay buffers and demonstrations of a run, and forecasts of their size.
+
+    Args:
+        run: Objects of the run, with the model and the environments.
+
+    Raises:
+        ConfigError: If the replay buffers exceed their storage, or a setting requires a
+            single-agent environment.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._config = settings_of(run)
+        self._has_agents = agent_spaces(*run.spaces) is not None
+        self._total_envs = run.env.num_envs * run.ranks.count
+        if self._has_agents:
+            self._check_for_agents()
+        self._demonstrations = self._read_demonstrations()
+        self._sources = self._sources_of(run.model)
+        self._check_buffers_fit()
+
+    def build_buffers(self) -> dict[str, BaseReplayBuffer]:
+        """Build the replay buffers by module id.
 
         Raises:
-            ConfigError: If a replay buffer exceeds its storage, or a configured class has the wrong
-                type.
+            ConfigError: If a configured class has the wrong type.
         """
-        acting: Any = model
-        has_agents = agent_spaces(*self.spaces) is not None
-        if has_agents:
-            self._check_for_agents()
-        demonstrations = self._demonstrations(acting)
-        self._sources = self._sources_of(acting, demonstrations)
-        self._check_buffers_fit()
-        super().prepare(model)
-        self._buffers = {
-            key: self._build_buffer(source, f"replay/{key}" if has_agents else "replay")
+        buffers = {
+            key: self._build_buffer(source, f"replay/{key}" if self._has_agents else "replay")
             for key, source in self._sources.items()
         }
-        for buffer in self._buffers.values():
+        for buffer in buffers.values():
             buffer.use_environment(self._single_env)
-        self._initial_policy = self._build_initial_policy(acting)
-        if demonstrations is not None:
-            self._add_demonstrations(model, demonstrations)
+        return buffers
 
     def _check_for_agents(self) -> None:
         """Raise if a setting that requires a single-agent environment is set."""
-        algorithm = self.algorithm
+        config = self._config
         for key, value in (
-            ("initial_demonstration_trajectories", algorithm.initial_demonstration_trajectories),
-            ("initial_sampling_policy", algorithm.initial_sampling_policy),
+            ("initial_demonstration_trajectories", config.initial_demonstration_trajectories),
+            ("initial_sampling_policy", config.initial_sampling_policy),
         ):
             if value is not None:
                 problem = "not supported for multi-agent environments; expected null"
                 raise ConfigError(f"algorithm.{key}", problem, value)
 
-    def _sources_of(self, model: Any, demonstrations: Rollout | None) -> dict[str, Source]:
+    def _sources_of(self, model: Any) -> dict[str, ModuleSource]:
         """Return the source of experience of each module with a replay buffer."""
-        space: Any = self.env.single_observation_space
-        num_envs = self.total_envs
+        space: Any = self._run.env.single_observation_space
+        num_envs = self._total_envs
         if not isinstance(model, JointModel):
-            size = self._reached_size(demonstrations)
-            return {DEFAULT_MODULE: Source(model, space, num_envs, size)}
+            size = self._reached_size()
+            return {DEFAULT_MODULE: ModuleSource(model, space, num_envs, size)}
         models: dict[str, Any] = model.by_policy
         return {
-            policy: Source(
+            policy: ModuleSource(
                 models[policy],
                 flat_space_of(space, agents[0]),
                 num_envs * len(agents),
-                self._reached_size(None, len(agents)),
+                self._reached_size(len(agents)),
             )
             for policy, agents in model.members.items()
             if agents
             and member_of(models[policy], "update_targets")  # Other models are never trained.
         }
 
-    @property
-    def turn_options(self) -> TurnOptions:
-        """Continue the columns of earlier rollouts, as in the replay buffer."""
-        return {"at_end": True, "keeps_terminal_obs": self.keeps_terminal_obs}
-
-    def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
-        """Return the collector, the replay buffers and the warm-up policy."""
-        if self.config.checkpoint.is_on:
-            size = readable_nbytes(self._buffer_nbytes)
-            notify(f"note: checkpoints include the replay buffer (up to {size})")
-        collector = self.make_collector(self.algorithm.n_rollout_steps, model)
-        collector.keeps_terminal_obs |= self.keeps_terminal_obs
-        return {
-            "collector": collector,
-            "replay_buffers": self._buffers,
-            "initial_policy": self._initial_policy,
-        }
-
-    def before_training(self, trainer: Trainer) -> None:
-        """Collect initial observation statistics if required."""
-        modules = modules_of(trainer.model)
-        normalizers = {key: find_normalizer(modules[key]) for key in self._sources}
-        if any(normalizers.values()):
-            # The state of the trainer's policy is part of the run, so a separate policy is used.
-            self.begin_statistics(normalizers, 100, self._build_initial_policy(trainer.model))
-
-    def _build_initial_policy(self, model: Any) -> RandomPolicy | WrappedPolicy | RandomAgents:
-        """Build the warm-up policy."""
-        observation_space, action_space = self.spaces
-        node, repeat = self.algorithm.initial_sampling_policy, self.algorithm.initial_action_repeat
-        several = agent_spaces(observation_space, action_space)
-        if several is not None:
-            learns = self.learners.first.may_learn
-            return RandomAgents(model, several, learns, repeat)
-        if node is None:
-            return RandomPolicy(model.distribution, action_space, model.masking, repeat=repeat)
-        key = "algorithm.initial_sampling_policy"
-        given = build_target(node, key=key)
-        if not callable(member_of(given, "act")):
-            raise ConfigError(key, "expected an object with a method act(observations)", node)
-        return WrappedPolicy(given, model.distribution, observation_space, action_space)
-
-    def _demonstrations(self, model: OffPolicyModel) -> Rollout | None:
+    def _read_demonstrations(self) -> Rollout | None:
         """Return the demonstrations for the replay buffer of a new run."""
-        source = self.algorithm.initial_demonstration_trajectories
-        if source is None or self.context.has_checkpoint:
+        run, source = self._run, self._config.initial_demonstration_trajectories
+        if source is None or run.has_checkpoint:
             return None
-        rollout: Rollout = read_demonstrations(
-            source, self.env, self.total_envs, model.distribution
-        )
-        return rollout
+        distribution = cast(OffPolicyModel, run.model).distribution
+        return read_demonstrations(source, run.env, self._total_envs, distribution)
 
-    def _add_demonstrations(self, model: nn.Module, rollout: Rollout) -> None:
-        """Add demonstrations to the replay buffer."""
-        buffer = self._buffers[DEFAULT_MODULE]
+    def add_demonstrations(self, buffers: Mapping[str, BaseReplayBuffer]) -> None:
+        """Add the demonstrations, if any, to the replay buffer and the observation statistics."""
+        rollout = self._demonstrations
+        if rollout is None:
+            return
+        buffer = buffers[DEFAULT_MODULE]
         buffer.add_rollout(rollout)
         buffer.interrupt()
         if len(buffer) < rollout.num_samples:
@@ -381,103 +408,89 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
                 "algorithm.replay_buffer_size",
                 f"too small for the demonstrations: {len(buffer)} of their {rollout.num_samples} "
                 "transitions fit; increase this setting",
-                self.algorithm.replay_buffer_size,
+                self._config.replay_buffer_size,
             )
-        if normalizer := find_normalizer(model):
-            normalizer.update(rollout.to(self.context.device).acted_on(normalizer.keys))
+        normalizer = find_normalizer(self._run.model)
+        if normalizer and not normalizer.count:  # The statistics of a base run are kept.
+            normalizer.update(rollout.to(self._run.device).acted_on(normalizer.keys))
 
-    def _reached_size(self, demonstrations: Rollout | None, num_agents: int = 1) -> int:
+    def _reached_size(self, num_agents: int = 1) -> int:
         """Return the maximum number of transitions in a buffer for `num_agents` agents."""
-        size, total_steps = self.algorithm.replay_buffer_size, self.config.total_steps
+        size, total_steps = self._config.replay_buffer_size, self._run.config.total_steps
         if not total_steps:
             return size
-        is_unknown = (
-            self.algorithm.initial_demonstration_trajectories and self.context.has_checkpoint
-        )
+        is_unknown = self._config.initial_demonstration_trajectories and self._run.has_checkpoint
         if is_unknown:  # The number of demonstrations of a resumed run is unknown.
             return size
-        update = self.total_envs * self.algorithm.n_rollout_steps
+        update = self._total_envs * self._config.n_rollout_steps
         reached = -(-total_steps // update) * update
-        if demonstrations is not None:  # Rows before collection starts.
-            reached += demonstrations.rewards.numel() + self.total_envs
+        if self._demonstrations is not None:  # Rows before collection starts.
+            reached += self._demonstrations.rewards.numel() + self._total_envs
         return min(size, reached * num_agents)
 
     @property
-    def _buffer_class(self) -> type[BaseReplayBuffer]:
-        """Class of the replay buffers; the base class if a function builds the buffers."""
-        key = f"algorithm.replay_buffer.{TARGET}"
-        found = locate(self.algorithm.replay_buffer_node[TARGET], key)
-        kind = found if isinstance(found, type) else type(found)
-        return kind if issubclass(kind, BaseReplayBuffer) else BaseReplayBuffer
-
-    @property
-    def keeps_terminal_obs(self) -> bool:
-        """Whether the replay buffer stores final observations of terminated episodes."""
-        return self._buffer_class.keeps_terminal_obs
-
-    @property
-    def _buffer_nbytes(self) -> int:
+    def nbytes(self) -> int:
         """Maximum size of the replay buffers in bytes."""
-        entry_nbytes, nbytes = self._buffer_class.entry_nbytes, 0
+        entry_nbytes, nbytes = buffer_class(self._run).entry_nbytes, 0
         for source in self._sources.values():
             layout = ReplayLayout(
                 source.size,
                 source.observation_space,
                 source.actions,
                 num_envs=source.num_envs,
-                frame_stack=self.env.frame_stack,
+                frame_stack=self._run.env.frame_stack,
             )
             nbytes += layout.nbytes + layout.ring.size * entry_nbytes
         return nbytes
 
     def _check_buffers_fit(self) -> None:
         """Raise if the replay buffers would exceed the available memory or disk space."""
-        storage = self.algorithm.replay_buffer_storage
-        device = self.context.device if storage == "device" else torch.device("cpu")
-        count = self.context.processes.local_count
+        storage = self._config.replay_buffer_storage
+        device = self._run.device if storage == "device" else torch.device("cpu")
+        count = self._run.ranks.local_count
         free = (
             available_disk(self._buffer_dir, count)
             if storage == "disk"
             else available_memory(device, count)
         )
-        if free is not None and self._buffer_nbytes > free:
+        if free is not None and self.nbytes > free:
             problem = f"{readable_nbytes(free)} are free ({storage}){each_of(count)}"
             raise self._too_large(problem)
 
     def _too_large(self, problem: str) -> ConfigError:
         """Return the error for a replay buffer that exceeds its storage."""
-        needed = readable_nbytes(self._buffer_nbytes)
+        needed = readable_nbytes(self.nbytes)
         size = sum(source.size for source in self._sources.values())
         remedy = "set algorithm.replay_buffer_storage=disk"
-        if self.algorithm.replay_buffer_storage == "disk":
+        if self._config.replay_buffer_storage == "disk":
             remedy = "set run_dir to a directory on a larger disk"
         return ConfigError(
             "algorithm.replay_buffer_size",
             f"the replay buffer requires {needed} for {size:,} transitions, but "
             f"{problem}: reduce this setting, or {remedy}",
-            self.algorithm.replay_buffer_size,
+            self._config.replay_buffer_size,
         )
 
     def _single_env(self) -> Env[Any, Any]:
         """Return an environment in this process for a buffer."""
-        if self.config.env.backend != "gymnasium":
+        if self._run.config.env.backend != "gymnasium":
             key = "algorithm.replay_buffer"
             problem = "requires a gymnasium environment: set env.backend=gymnasium"
-            raise ConfigError(key, problem, self.algorithm.replay_buffer)
-        env = PooledVectorEnv([self.context.env_factory])
-        self.context.closing.callback(close_quietly, env)
-        calls = self.context.env_calls
+            raise ConfigError(key, problem, self._config.replay_buffer)
+        env = PooledVectorEnv([self._run.env_factory])
+        self._run.closing.callback(close_quietly, env)
+        calls = self._run.env_calls
         calls.in_helpers.append(partial(env.make_calls, calls.training))
         return env.envs[0]
 
     @property
     def _buffer_dir(self) -> Path:
         """Directory for files of a replay buffer: the run directory, or an existing parent."""
-        run_dir = self.context.run_dir
+        run_dir = self._run.run_dir
         return next(place for place in (run_dir, *run_dir.parents) if place.is_dir())
 
-    def _build_buffer(self, source: Source, stream: str) -> BaseReplayBuffer:
-        config = self.algorithm
+    def _build_buffer(self, source: ModuleSource, stream: str) -> BaseReplayBuffer:
+        config = self._config
         try:
             buffer: BaseReplayBuffer = build_target(
                 config.replay_buffer_node,
@@ -487,13 +500,13 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
                 key="algorithm.replay_buffer",
                 kind=BaseReplayBuffer,
                 num_envs=source.num_envs,
-                seed=self.context.seeds.integer(stream),
+                seed=self._run.seeds.integer(stream),
                 n_steps=config.n_step_returns,
                 gamma=config.gamma,
-                frame_stack=self.env.frame_stack,
+                frame_stack=self._run.env.frame_stack,
                 storage=config.replay_buffer_storage,
                 directory=self._buffer_dir,
-                device=self.context.device,
+                device=self._run.device,
             )
             if not isinstance(buffer, BaseReplayBuffer):
                 raise ConfigError(
