@@ -476,7 +476,7 @@ class _Search:
         """Write the tables; while the study runs, errors are only printed as warnings."""
         result = self._result()
         has_picture = with_picture and bool(result.best)
-        figure = draw_search(result, self.study, self.space) if has_picture else None
+        figure = draw_search(result, self.space) if has_picture else None
         try:
             write_result(result, figure)
         except ConfigError as error:

@@ -206,76 +206,43 @@ SHOWN = {True: (25.0, 100.0), False: (0.0, 75.0)}
 """Percentiles of the values of finished trials that are always shown; key: whether larger values
 are better."""
 
-MIN_TRIALS = 4
-"""Minimum number of finished trials for reporting importances."""
 
+def draw_search(result: SearchResult, space: Space) -> Figure:
+    """Draw the values of trials over their number and over each setting.
 
-def draw_search(result: SearchResult, study: Study, space: Space) -> Figure:
-    """Draw the trials of a study without the global state of pyplot.
-
-    Optuna's plots are not used, because they change the global style, omit pruned trials, and draw
-    all settings in one row.
-
-    Args:
-        result: The trials.
-        study: The study, for the importance of its settings.
-        space: The settings.
+    Optuna's plots would change the global style, omit pruned trials, and draw all settings in one
+    row.
     """
-    drawn = [row for row in result.rows if row["state"] in STYLES and np.isfinite(row["value"])]
-    weights, names = _importances(study), short_names(space.ranges)
-    n_rows = -(-len(names) // COLUMNS)
-    figure = new_figure(11.0, 3.2 * (1 + n_rows))
-    parts: Any = figure.subfigures(2, 1, height_ratios=[1, n_rows])
-    top, below = parts
-    ratios = [2, 1] if weights else [1]
-    first, *second = top.subplots(1, len(ratios), squeeze=False, width_ratios=ratios)[0]
-    _draw_history(first, drawn, result)
-    for axes in second:
-        axes.barh([names[key] for key in weights], list(weights.values()), height=0.6, color=BLUE)
-        decorate(axes, "importance", "", counts=False)
-        axes.invert_yaxis()  # Most important settings first.
+    rows = [row for row in result.rows if row["state"] in STYLES and np.isfinite(row["value"])]
+    names = {"trial": "trial", **short_names(space.ranges)}
+    n_columns = min(COLUMNS, len(names))
+    n_rows = -(-len(names) // n_columns)
+    figure = new_figure(11.0, 3.2 * n_rows)
+    first = None
     for i, (key, name) in enumerate(names.items()):
-        axes = below.add_subplot(n_rows, min(COLUMNS, len(names)), i + 1, sharey=first)
-        _draw_trials(axes, drawn, [space.place(key, row[key]) for row in drawn])
-        decorate(axes, name, "", counts=False)
-        _scale(axes, space.distributions[key])
-    add_legend(figure)
-    return figure
-
-
-def _importances(study: Study) -> dict[str, float]:
-    """Return the importance of each setting (Optuna's PED-ANOVA), largest first; sums to 1."""
-    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
-
-    done = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
-    varied = {key for trial in done for key in trial.params}
-    if len(done) < MIN_TRIALS or len(varied) < 2 or len({trial.value for trial in done}) < 2:
-        return {}
-    found: dict[str, float] = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
-    return found
-
-
-def _draw_trials(axes: Axes, rows: Sequence[Row], places: Sequence[float]) -> None:
-    """Draw the values of trials by state at positions of the x axis."""
-    for state, style in STYLES.items():
-        points = [(x, r["value"]) for x, r in zip(places, rows, strict=True) if r["state"] == state]
-        x, y = np.array(points, float).reshape(-1, 2).T
-        curve(axes, x, y, state if points else "", linestyle="", **style)
-
-
-def _draw_history(axes: Axes, rows: Sequence[Row], result: SearchResult) -> None:
-    _draw_trials(axes, rows, [row["trial"] for row in rows])
+        axes = figure.add_subplot(n_rows, n_columns, i + 1, sharey=first)
+        for state, style in STYLES.items():
+            drawn = [row for row in rows if row["state"] == state]
+            places = [row[key] if first is None else space.place(key, row[key]) for row in drawn]
+            label = state if drawn else ""
+            curve(axes, places, [row["value"] for row in drawn], label, linestyle="", **style)
+        decorate(axes, name, result.metric if first is None else "", counts=False)
+        if first is None:
+            first = axes
+        else:
+            _scale(axes, space.distributions[key])
+    assert first is not None
     done = [row for row in rows if row["state"] == "complete"]
     reached = np.array([row["value"] for row in done], float)
     best = (np.maximum if result.larger_is_better else np.minimum).accumulate(reached)
-    at = [row["trial"] for row in done]
     step: dict[str, Any] = {"drawstyle": "steps-post", "marker": "", "zorder": 1}
-    curve(axes, at, best, "best so far", color=RED, **step)
-    decorate(axes, "trial", result.metric, counts=False)
-    axes.locator_params(axis="x", integer=True)
-    axes.set_xlim(left=-0.5)
+    curve(first, [row["trial"] for row in done], best, "best so far", color=RED, **step)
+    first.locator_params(axis="x", integer=True)
+    first.set_xlim(left=-0.5)
     values = np.array([row["value"] for row in rows], float)
-    leave_out_extremes(axes, values, reached, SHOWN[result.larger_is_better])
+    leave_out_extremes(first, values, reached, SHOWN[result.larger_is_better])
+    add_legend(figure)
+    return figure
 
 
 def _scale(axes: Axes, found: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from maze_train.core.checks import check_one_of
@@ -35,7 +36,7 @@ ProgressMode: TypeAlias = Literal["auto", "bar", "lines", "quiet"]
 # A refresh takes about half a millisecond, and there can be hundreds of updates per second.
 BAR_INTERVAL_S = 0.1
 LINE_INTERVAL_S = 1.0
-MIN_BAR_WIDTH = 8
+BAR_WIDTH = 12
 
 
 class Display:
@@ -75,14 +76,12 @@ class Display:
             # No refresh thread: the thread would compete with training for the GIL, and a fork
             # while the thread holds a lock could deadlock the child.
             self._bar = Progress(
-                TextColumn("{task.description}", style="bold", markup=False),
-                BarColumn(bar_width=None),
-                TextColumn("{task.fields[status]}", markup=False),
+                BarColumn(table_column=Column(width=BAR_WIDTH)),
+                TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
                 console=self._console,
                 auto_refresh=False,
-                expand=True,
             )
-            self._bar.add_task("", total=1.0, status="")
+            self._bar.add_task("", total=1.0)
             self._bar.start()
 
     @property
@@ -93,12 +92,6 @@ class Display:
     def is_due(self, now: float) -> bool:
         """Return whether enough time has passed for another line or an update of the bar."""
         return now - self._shown_at >= self._interval_s
-
-    def room(self, description: str, bar_width: int = MIN_BAR_WIDTH) -> int | None:
-        """Return the space for the status next to a bar of this width, or None if unlimited."""
-        if self.mode != "bar":
-            return None
-        return self._console.width - len(description) - bar_width - 2
 
     def show(self, now: float, description: str, share: float | None, status: str) -> None:
         """Print a line, or update the bar.
@@ -115,10 +108,9 @@ class Display:
             return
         self._bar.update(
             self._bar.task_ids[0],
-            description=description,
+            description=f"{description}  {status}",
             completed=0.0 if share is None else share,
             total=None if share is None else 1.0,
-            status=status,
         )
         self._bar.refresh()
 
@@ -206,8 +198,7 @@ class ConsoleWriter(MetricsWriter):
         self._has_more = self._display.mode != "quiet"
         if self._display.has_bar and EVAL_RETURN in row and now >= self._said_at + LINE_INTERVAL_S:
             self._said_at = now
-            epoch = self._status.epoch_text()
-            self._display.say(f"{epoch}  {self._status.text(now, self._display.room(epoch, 0))}")
+            self._display.say(f"{self._status.epoch_text()}  {self._status.text(now)}")
         if self._display.is_due(now):
             self._show(now)
 
@@ -238,9 +229,8 @@ class ConsoleWriter(MetricsWriter):
 
     def _show(self, now: float) -> None:
         self._has_more = False
-        description = self._status.epoch_text()
-        status = self._status.text(now, self._display.room(description))
-        self._display.show(now, description, self._status.share(now), status)
+        status = self._status
+        self._display.show(now, status.epoch_text(), status.share(now), status.text(now))
 
 
 class _Status:
@@ -306,38 +296,24 @@ class _Status:
             return f"epoch {self.epoch:>3}"
         return f"epoch {self.epoch:>{len(str(self.run.n_epochs))}}/{self.run.n_epochs}"
 
-    def text(self, now: float, room: int | None = None) -> str:
-        """Format the current metrics in one line.
-
-        Args:
-            now: Time in seconds.
-            room: Maximum number of characters; less important items are dropped. None: no limit.
-        """
-        speed, remaining = self.speed(now), self.remaining_s(now)
-        rate = f"{compact(speed) if math.isfinite(speed) else '-':>5}/s"
-        parts = {"steps": self._steps_text(" steps" if room is None else ""), "rate": rate}
+    def text(self, now: float) -> str:
+        """Format the current metrics in one line, the most important ones first."""
+        speed, total = self.speed(now), self.run.total_env_steps
+        steps = compact(self.env_steps)
+        limit = f"/{compact(total)} steps" if total else " steps"
+        if total and self.env_steps > total and steps != compact(total):
+            limit = f" steps (past {compact(total)})"  # The last update may exceed the limit.
+        parts = [f"{steps:>5}{limit}", f"{compact(speed) if math.isfinite(speed) else '-':>5}/s"]
         if self.share(now) is not None:
-            parts["eta"] = f"eta {duration(remaining)}"
-        for part, (label, name) in zip(("train", "eval"), self._shown.items(), strict=True):
+            parts.append(f"eta {duration(self.remaining_s(now))}")
+        for label, name in self._shown.items():
             if name in self.latest:
-                parts[part] = f"{label} {readable(self.latest[name])}"
+                parts.append(f"{label} {readable(self.latest[name])}")
         if STAGE in self.latest:
-            parts["stage"] = f"stage {int(self.latest[STAGE])}"
+            parts.append(f"stage {int(self.latest[STAGE])}")
         if self.best is not None:
-            parts["best"] = f"best {readable(self.best[0])}"
-        for expendable in ("rate", "best", "train", "eta", "stage"):
-            if room is not None and len("  ".join(parts.values())) > room:
-                parts.pop(expendable, None)
-        return "  ".join(parts.values())
-
-    def _steps_text(self, unit: str) -> str:
-        """Format the steps so far and the limit; the last update may exceed the limit."""
-        done, total = compact(self.env_steps), self.run.total_env_steps
-        if not total:
-            return f"{done:>5}{unit}"
-        is_past = self.env_steps > total and done != compact(total)
-        limit = f"{unit} (past {compact(total)})" if is_past else f"/{compact(total)}{unit}"
-        return f"{done:>5}{limit}"
+            parts.append(f"best {readable(self.best[0])}")
+        return "  ".join(parts)
 
     def outcome(self, summary: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
         """Return the name and the text of each line of the summary."""
@@ -346,10 +322,12 @@ class _Status:
         speed = found.get("steps_per_second", self.speed(now))
         final = self.latest.get(self._shown.get("eval", self.run.metric))
         final_std = None if self.run.opponent else self.latest.get(EVAL_RETURN_STD)
+        steps, total = int(found.get("env_steps", self.env_steps)), self.run.total_env_steps
+        exceeded = f" (the last update exceeded {total:,})" if total and steps > total else ""
         lines = [
             ("stopped", str(found.get("stop_reason", "training ended"))),
             ("epochs", f"{int(found.get('epochs', self.epoch)):,}"),
-            (self.run.step_label, self._steps_taken(int(found.get("env_steps", self.env_steps)))),
+            (self.run.step_label, f"{steps:,}{exceeded}"),
             ("wall time", duration(elapsed)),
             ("speed", f"{compact(speed) if math.isfinite(speed) else '-'} steps/s"),
         ]
@@ -371,12 +349,6 @@ class _Status:
         if self.run.run_dir is not None:
             lines.append(("run directory", str(self.run.run_dir)))
         return lines
-
-    def _steps_taken(self, steps: int) -> str:
-        """Format the total steps; the last update may exceed the configured number."""
-        total = self.run.total_env_steps
-        is_past = total is not None and steps > total
-        return f"{steps:,}" + (f" (the last update exceeded {total:,})" if is_past else "")
 
 
 def time_shares(seconds: Mapping[str, float]) -> str:
