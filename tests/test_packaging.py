@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -102,6 +104,31 @@ def test_source_distribution_contains_package_and_texts(installation: Installati
         ".yaml",
         ".typed",
     }
+
+
+@pytest.mark.exhaustive
+def test_steps_of_the_dockerfile_install_the_command(tmp_path: Path) -> None:
+    """The copied files suffice to install the package, and the entry point trains."""
+    pytest.importorskip("setuptools", "77")
+    steps = [line.split(maxsplit=1) for line in (ROOT / "Dockerfile").read_text().splitlines()]
+    said = {word: text for word, text in steps if word in ("FROM", "COPY", "ENTRYPOINT")}
+    assert said["COPY"] == ". ."
+    version = re.fullmatch(r"python:3\.(\d+)-slim", said["FROM"])
+    assert version is not None
+    assert int(version[1]) >= 11
+    ignored = [name.rpartition("/")[2] for name in (ROOT / ".dockerignore").read_text().split()]
+    shutil.copytree(ROOT, tmp_path / "src", ignore=shutil.ignore_patterns(*ignored, ".*_cache"))
+    torch, package = (text for word, text in steps if word == "RUN")
+    assert shlex.split(torch)[:4] == ["pip", "install", "--no-cache-dir", "torch"]
+    target = tmp_path / "target"
+    offline = ["--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
+    run(sys.executable, "-m", *shlex.split(package), *offline, cwd=tmp_path / "src")
+    (command,) = json.loads(said["ENTRYPOINT"])
+    (tmp_path / "work").mkdir()
+    installed = Installation(target, target, "")
+    argv = ("algorithm=ppo", "env=CartPole-v1", "runner.fast_dev_run=true")
+    result = installed.python(str(target / "bin" / command), *argv, cwd=tmp_path / "work")
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.exhaustive

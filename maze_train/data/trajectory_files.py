@@ -393,7 +393,7 @@ class TrajectoryWriter:
             ("observation_space", theirs.observation_space, ours.observation_space),
             ("action_space", theirs.action_space, ours.action_space),
         ):
-            if found[name] != content[name]:
+            if space_to_dict(space) != content[name]:
                 raise DatasetError(
                     f"the dataset {self.directory} has the {name} {space}, but the new episodes "
                     f"have {own}: choose another directory"

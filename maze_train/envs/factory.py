@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -303,6 +304,10 @@ def make_registered(config: EnvConfig, env_id: str) -> Env:
     # Gymnasium's environment checker slows down every step. Values are checked when they are
     # stored.
     options = {"disable_env_checker": True, "max_episode_steps": config.max_episode_steps}
+    displays = {"DISPLAY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR"}
+    if config.kwargs.get("render_mode") == "rgb_array" and displays.isdisjoint(os.environ):
+        # Without a display, pygame prints an error although it can draw to memory.
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     try:
         return gymnasium.make(env_id, **{**options, **config.kwargs})
     except MazeTrainError:

@@ -429,7 +429,7 @@ def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
     """Serialise a space to plain JSON values.
 
     If all entries of a Box bound are equal, the bound is stored as one number, which keeps image
-    spaces small.
+    spaces small. Infinite bounds are stored as `"inf"` and `"-inf"`, since JSON has no infinity.
 
     Raises:
         SpaceError: If the type of the space is not supported, or keys are neither strings nor
@@ -468,9 +468,11 @@ def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
 
 
 def _compact(bound: Array) -> object:
-    """Return nested lists, or a single number if all entries are equal."""
+    """Return nested lists, or a single value if all entries are equal."""
     values = np.unique(bound)
-    return values.item() if values.size == 1 else bound.tolist()
+    entries = bound.astype(object)
+    entries[np.isinf(bound)] = bound[np.isinf(bound)].astype(str)
+    return entries.flat[0] if values.size == 1 else entries.tolist()
 
 
 def _checked_key(key: object) -> str | int:

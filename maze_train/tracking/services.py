@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import re
@@ -587,10 +588,16 @@ def _check_triggers(database: Path) -> None:
 
 @contextmanager
 def _database_opened(uri: str) -> Iterator[None]:
-    """Open a SQLite file under a lock, since each process creates missing tables."""
+    """Open a SQLite file under a lock, since each process creates missing tables, silently."""
     folder = Path(uri.removeprefix(SQLITE)).parent
-    with one_at_a_time(folder) if uri.startswith(SQLITE) else nullcontext():
-        yield
+    log = logging.getLogger("mlflow.store.db.utils")
+    level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        with one_at_a_time(folder) if uri.startswith(SQLITE) else nullcontext():
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def _artifact(name: str, env_steps: int) -> str:

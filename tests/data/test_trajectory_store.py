@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import mmap
 import multiprocessing
 import os
@@ -277,6 +278,15 @@ def test_writer_appends_parts_with_their_origin(tmp_path):
     assert json.loads((tmp_path / DATASET).read_text())["created"] == created
     (in_memory,) = TrajectoryDataset.from_trajectories(episodes(2), METADATA).parts
     assert (in_memory.env, in_memory.policy) == (METADATA.env, METADATA.policy)
+
+
+def test_writer_appends_to_a_dataset_with_infinite_numbers(dataset):
+    """Version 0.3 wrote infinite bounds as numbers."""
+    old = {"type": "Box", "low": -math.inf, "high": math.inf, "shape": [3], "dtype": "float32"}
+    change_json(dataset, observation_space=old)
+    assert "1e999" in (dataset / DATASET).read_text()
+    write(dataset, episodes(2))
+    assert len(TrajectoryDataset.open(dataset)) == 4
 
 
 def test_writer_raises_for_other_spaces(dataset):

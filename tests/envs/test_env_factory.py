@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pickle
 import sys
 from functools import partial
@@ -20,7 +21,7 @@ from maze_train.core.errors import (
     user_cause,
 )
 from maze_train.core.targets import InlineObject
-from maze_train.envs.factory import check_registered
+from maze_train.envs.factory import check_registered, make_registered
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.envs.slice import EnvSlice
 from maze_train.envs.third_party import make_third_party_env
@@ -315,3 +316,15 @@ def test_what_was_built_is_closed_where_the_next_step_fails(build):
     with pytest.raises(MazeTrainError):
         build()
     assert OpenEnv.opened == opened
+
+
+@pytest.mark.parametrize(("display", "driver"), [(None, "dummy"), (":0", None)])
+def test_rendering_without_a_display_draws_to_memory(monkeypatch, display, driver):
+    """Without a display, pygame would print an error about XDG_RUNTIME_DIR."""
+    monkeypatch.setenv("SDL_VIDEODRIVER", "")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    if display is not None:
+        monkeypatch.setenv("DISPLAY", display)
+    make_registered(EnvConfig(kwargs={"render_mode": "rgb_array"}), "CartPole-v1").close()
+    assert os.environ.get("SDL_VIDEODRIVER") == driver
