@@ -141,7 +141,7 @@ def assert_collects(collector, model, references, versions=(0, 1, 2)):
         *everyday(0, [(kind, "2 processes") for kind in [*KINDS][1::2]], are_rows=True),
     ],
 )
-def test_what_is_collected_is_what_each_actor_collects(start, kind, backend):
+def test_actor_rollouts_equal_single_collectors(start, kind, backend):
     """Rollouts and episodes match the references bit for bit, for any number of workers."""
     make, settings = KINDS[kind]
     memory = settings.get("memory", False)
@@ -151,7 +151,7 @@ def test_what_is_collected_is_what_each_actor_collects(start, kind, backend):
     assert_collects(collector, model, expected)
 
 
-def test_last_observations_and_lost_episodes(start):
+def test_actor_collector_keeps_terminal_observations(start):
     """Terminal observations are kept on request; lost episodes have rows without transitions."""
     make = partial(FaultyEnv, "lost", 4)
     collector, model = start(make, skips=True)
@@ -166,7 +166,7 @@ def test_last_observations_and_lost_episodes(start):
 
 
 @pytest.mark.parametrize("backend", ["2 here", pytest.param("2 processes", marks=slow)])
-def test_learning_meanwhile_changes_the_next_rollout_alone(start, backend):
+def test_overlapping_updates_affect_the_next_rollout_only(start, backend):
     """`overlap` is called once, with gradients enabled; actors keep the weights they received."""
     collector, model = start(backend=BACKENDS[backend])
     expected, calls = References(), []
@@ -192,7 +192,7 @@ def test_learning_meanwhile_changes_the_next_rollout_alone(start, backend):
         are_rows=True,
     ),
 )
-def test_a_run_goes_on_where_its_state_says(start, kind, backends):
+def test_actors_resume_bit_for_bit(start, kind, backends):
     """Restored actors continue bit for bit with another number of workers."""
     make, settings = KINDS[kind]
     memory = settings.get("memory", False)
@@ -224,7 +224,7 @@ class Forgetful(ActorEnv):
     [ThisProcess(), pytest.param(processes(2, on_worker_failure="restart"), marks=slow)],
     ids=["here", "processes"],
 )
-def test_environments_that_can_not_be_put_back(start, backend, monkeypatch):
+def test_unrestorable_environments_raise_or_begin_new_episodes(start, backend, monkeypatch):
     """Environments that cannot be restored raise an error or, if allowed, begin new episodes.
 
     The unfinished turns of aborted episodes are dropped.
@@ -256,7 +256,7 @@ def test_environments_that_can_not_be_put_back(start, backend, monkeypatch):
 @slow
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("n_workers", everyday(1, [1, 2]))
-def test_killed_workers_change_no_number(start, n_workers, memory, tmp_path, capfd):
+def test_killed_workers_do_not_change_results(start, n_workers, memory, tmp_path, capfd):
     """Killed workers are restored and repeat the lost rollout with identical results."""
     marker = tmp_path / "failed"
     make = partial(FaultyEnv, "kill", 7, marker)
@@ -280,7 +280,7 @@ def test_killed_workers_change_no_number(start, n_workers, memory, tmp_path, cap
 
 
 @slow
-def test_a_failure_that_comes_again(start, capfd):
+def test_repeated_failure_begins_new_episodes(start, capfd):
     """If an actor fails twice, only its environments begin new episodes."""
     seed = EpisodeSeeds(Seeds(5).integer("1/0"), 0, E)
     seed.next()
@@ -305,7 +305,7 @@ def test_a_failure_that_comes_again(start, capfd):
         ({"on_worker_failure": "restart", "max_worker_restarts": 2}, "max_worker_restarts = 2"),
     ],
 )
-def test_failures_that_end_training(start, settings, reason):
+def test_final_worker_failure_names_the_reason(start, settings, reason):
     """The error names the worker, the failure and why the worker is not restarted."""
     make = partial(FaultyEnv, "raise", 3)
     collector, model = start(make, processes(2, **settings))

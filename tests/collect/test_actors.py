@@ -187,7 +187,7 @@ def start(no_file_is_left):
         yield start
 
 
-def test_weights_are_sent_by_the_thread_that_calls_the_actors(start):
+def test_weights_are_sent_by_the_calling_thread(start):
     """Weights are sent by the thread that calls the actors; other threads only copy them."""
     learner, senders = start(remote=False), []
     pool = learner.actors.pool
@@ -223,7 +223,7 @@ ELSEWHERE = "box, discrete", "stacks, dict, memory"
         if kind not in ELSEWHERE
     ],
 )
-def test_what_arrives_is_what_collectors_collect(start, kind, remote):
+def test_actor_rollouts_equal_collectors(start, kind, remote):
     """Rollouts and episodes match collectors bit for bit; in one process, actors take turns."""
     make, settings = KINDS[kind]
     learner = start(make, remote=remote, **settings)
@@ -246,7 +246,7 @@ def test_what_arrives_is_what_collectors_collect(start, kind, remote):
 
 
 @slow
-def test_first_come_first_served(start, tmp_path):
+def test_rollouts_arrive_in_order_of_completion(start, tmp_path):
     """Rollouts arrive in order of completion; no one waits for a slow actor."""
     learner = start(partial(GatedEnv, tmp_path, (1,)), num_envs=1, queue_size=4)
     numbers = [float(learner.gather().rollouts["default"].obs[0, 0, 0]) for _ in range(5)]
@@ -271,7 +271,7 @@ class TwoProcesses:
         return [tensor, tensor]
 
 
-def test_queues_and_steps_of_all_processes_are_counted(monkeypatch):
+def test_metrics_cover_actors_of_all_processes(monkeypatch):
     """With torchrun, the metrics of IMPALA describe the actors of all processes."""
     actors = GatheringActors(TwoProcesses(), partial(vector_of, ActorEnv, E, False), 2 * A, E)
     episodes = FinishedEpisodes(steps=T)
@@ -288,7 +288,7 @@ def test_queues_and_steps_of_all_processes_are_counted(monkeypatch):
 @pytest.mark.parametrize(
     ("queue_size", "num_slots"), everyday(1, [(0, 1), (1, 2), (3, 3)], are_rows=True)
 )
-def test_the_queue_is_bounded(start, queue_size, num_slots):
+def test_actor_queue_is_bounded(start, queue_size, num_slots):
     """Actors pause when all of their slots are full, and continue when slots are free."""
     # Actors that wait do not count as hung.
     learner = start(queue_size=queue_size, timeout_s=SHORT_S)
@@ -308,7 +308,7 @@ def test_the_queue_is_bounded(start, queue_size, num_slots):
 
 
 @every_backend
-def test_weights_are_used_from_the_next_rollout_on(start, remote):
+def test_new_weights_apply_from_the_next_rollout(start, remote):
     """New weights apply from the next rollout on; rollouts report the weights they used."""
     learner = start(remote=remote)
     model = model_maker(*learner.actors.spaces)()
@@ -329,7 +329,7 @@ def test_weights_are_used_from_the_next_rollout_on(start, remote):
 
 
 @slow
-def test_idle_may_raise(start):
+def test_idle_exception_loses_no_rollout(start):
     """If `idle` raises an exception, no rollouts or counts are lost."""
 
     def idle():
@@ -355,7 +355,7 @@ def test_idle_may_raise(start):
 
 
 @every_backend
-def test_steps_of_lost_episodes_are_dropped(start, remote):
+def test_steps_of_dropped_episodes_are_counted(start, remote):
     """Rows that are not transitions are counted as dropped."""
     learner = start(partial(FaultyEnv, "lost", 4), skips=True, remote=remote)
     invalid = lost = 0
@@ -382,7 +382,7 @@ TRACEBACK = 'In the worker process:\n(?s:.*)raise RuntimeError\\("the wheel came
 
 @slow
 @pytest.mark.parametrize("how", everyday(2, FAILURES))
-def test_a_failed_actor_is_started_again(start, how, tmp_path, capfd):
+def test_failed_actor_is_restarted_with_new_seeds(start, how, tmp_path, capfd):
     """A failed actor is restarted and reported; lost steps are counted, and new seeds are used."""
     make = partial(FaultyEnv, how, 7, tmp_path / "failed")
     learner = start(make, timeout_s=SHORT_S, on_worker_failure="restart")
@@ -411,7 +411,7 @@ def test_a_failed_actor_is_started_again(start, how, tmp_path, capfd):
 
 @slow
 @pytest.mark.exhaustive
-def test_actors_that_are_killed_again_and_again(start):
+def test_repeatedly_killed_actors_lose_no_step(start):
     """With repeated kills and stops, no step is lost or counted twice."""
     learner = start(on_worker_failure="restart", timeout_s=SHORT_S, max_worker_restarts=1000)
     rng = random.Random(0)
@@ -431,7 +431,7 @@ def test_actors_that_are_killed_again_and_again(start):
 
 
 @slow
-def test_killed_actors(start, capfd):
+def test_finished_rollouts_of_killed_actors_are_used(start, capfd):
     """After two actors are killed, their finished rollouts are still used."""
     learner = start(on_worker_failure="restart")
     expected = References()
@@ -461,7 +461,7 @@ def test_killed_actors(start, capfd):
 
 
 @slow
-def test_environments_that_can_not_be_built(start, tmp_path):
+def test_unbuildable_environments_raise(start, tmp_path):
     """Environments that cannot be built raise an error: at once, or after all restarts failed."""
     marker = tmp_path / "broken"
     make = partial(BrokenLaterEnv, marker)
@@ -485,7 +485,7 @@ def test_environments_that_can_not_be_built(start, tmp_path):
 
 
 @every_backend
-def test_closing(start, tmp_path, remote):
+def test_actors_can_be_closed_at_any_time(start, tmp_path, remote):
     """Actors can be closed at any time and repeatedly; steps in flight are counted as dropped."""
     learner = start(remote=remote)
     learner.close()
@@ -511,7 +511,7 @@ def test_closing(start, tmp_path, remote):
 
 
 @every_kind
-def test_a_run_goes_on_where_its_state_says(start, kind):
+def test_actors_resume_bit_for_bit(start, kind):
     """Restored actors continue bit for bit, in the middle of a round and with older weights."""
     make, settings = KINDS[kind]
     memory = settings.get("memory", False)
@@ -536,7 +536,7 @@ def test_a_run_goes_on_where_its_state_says(start, kind):
 
 @slow
 @pytest.mark.parametrize(("before", "after"), [(True, True), (True, False), (False, True)])
-def test_a_run_that_is_continued_elsewhere(start, capfd, before, after):
+def test_resume_on_another_backend_begins_new_episodes(start, capfd, before, after):
     """A run resumed with another backend begins new episodes; steps in flight are dropped."""
     first, second = start(remote=before), Learner(remote=after)
     first.gather()

@@ -44,7 +44,7 @@ def acting(make, make_policy, count=3):
 # -- custom policies -----------------------------------------------------------------------------
 
 
-def test_observations_are_those_of_the_environment():
+def test_policies_get_copies_of_observations():
     """Policies get copies of the observations, nested and with the dtypes of the space."""
     seen = []
 
@@ -118,7 +118,7 @@ def reset_alone(self, ended=None):
         (Book, ["act", "act"]),
     ],
 )
-def test_the_beginning_of_episodes(policy, expected):
+def test_policy_reset_is_called_at_episode_starts(policy, expected):
     """`reset` is called at each episode start, with a seed if it takes one."""
     built = []
 
@@ -155,7 +155,7 @@ def test_one_object_for_several_episodes_is_refused():
         ("box", np.array([0.1, 0.2]), [np.float32(0.1), np.float32(0.2)]),
     ],
 )
-def test_numbers_are_converted(actions, given, expected):
+def test_actions_of_other_dtypes_are_converted(actions, given, expected):
     """Actions of other dtypes are converted if their value is preserved."""
     found = acting(partial(WalkEnv, "box", actions), lambda: lambda _: given)
     assert found.dtype == ACTIONS[actions].dtype
@@ -176,7 +176,7 @@ NO_ACTIONS = {
 @pytest.mark.parametrize(
     ("actions", "given"), [(kind, given) for kind in NO_ACTIONS for given in NO_ACTIONS[kind]]
 )
-def test_what_is_no_action(actions, given):
+def test_invalid_actions_raise(actions, given):
     """Invalid actions raise an error that names policy, action, space, step and seed."""
 
     def stubborn(observation):
@@ -185,7 +185,7 @@ def test_what_is_no_action(actions, given):
     with pytest.raises(EpisodeError) as caught:
         acting(partial(WalkEnv, "box", actions), lambda: stubborn)
     told = str(caught.value)
-    name = "test_agents.test_what_is_no_action.<locals>.stubborn"
+    name = "test_agents.test_invalid_actions_raise.<locals>.stubborn"
     assert told.startswith(f"policy {name} failed at step 1 of the episode with seed 10: ")
     wrong = f" returned {given!r}, which is not in the action space {ACTIONS[actions]}"
     unread = "the action is invalid: RuntimeError: Can't call numpy"
@@ -193,7 +193,7 @@ def test_what_is_no_action(actions, given):
     assert caught.value.seed == 10
 
 
-def test_small_numbers_do_not_wrap():
+def test_actions_out_of_range_raise():
     """Out-of-range values raise an error instead of wrapping around or becoming infinite."""
 
     class Boxed(WalkEnv):
@@ -232,7 +232,7 @@ def test_random_actions_are_uniform():
 
 
 @pytest.mark.parametrize("kind", ACTIONS)
-def test_random_actions_lie_in_the_space(kind):
+def test_random_actions_cover_the_space(kind):
     """Random actions cover the whole action space."""
     envs = started(partial(WalkEnv, "box", kind), 8)
     agent = random_rows(envs)
@@ -253,7 +253,7 @@ def test_random_actions_lie_in_the_space(kind):
 
 
 @pytest.mark.parametrize("policy", ["plain", "memory", "own"])
-def test_models_act_as_they_are(policy):
+def test_frozen_models_act_unchanged(policy):
     """Frozen models act the same way; mode and weights are not changed."""
     model = model_for(WalkEnv, policy)
     envs = started(WalkEnv)
@@ -268,7 +268,7 @@ def test_models_act_as_they_are(policy):
 @pytest.mark.parametrize(
     ("memory", "shared"), [(None, True), (None, False), (RecurrentConfig(cell="gru", size=5), True)]
 )
-def test_an_actor_critic_acts_as_its_policy_does(memory, shared):
+def test_actor_critic_acts_like_its_policy(memory, shared):
     """An actor-critic acts like its policy; the model is not changed."""
     envs = started(WalkEnv)
     found = envs.observation.space, envs.action.space

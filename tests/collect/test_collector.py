@@ -104,7 +104,7 @@ class HandLoop:
         *(partial(stacked_env, actions) for actions in ("discrete", "dict")),
     ],
 )
-def test_rollouts_are_those_of_a_loop_by_hand(make):
+def test_rollouts_equal_a_loop(make):
     """Rollouts match stepping each environment separately."""
     collector, model = make_collector(make=make)
     hand = HandLoop(model, make)
@@ -132,7 +132,7 @@ def test_rollouts_are_those_of_a_loop_by_hand(make):
 
 
 @pytest.mark.parametrize("keeps_terminal", [False, True])
-def test_final_observations_are_kept_where_they_are_needed(keeps_terminal):
+def test_terminal_observations_are_kept_on_request(keeps_terminal):
     """If both flags are set, termination wins; terminal observations are kept only on request."""
     for ends, kept in ((("both",), 0), (("terminated",), 0), (("truncated",), None)):
         kept = None if keeps_terminal else kept
@@ -161,7 +161,7 @@ def test_collecting_leaves_global_generators_alone():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [ActorEnv, partial(ActorEnv, "dict", "dict")])
-def test_the_kind_of_vector_environment_makes_no_difference(make):
+def test_rollouts_are_identical_in_workers(make):
     """Worker processes return the rollouts of one process, bit for bit."""
     sequential, model = make_collector(make=make)
     processes, _ = make_collector(make=make, vector=PROCESSES)
@@ -236,7 +236,7 @@ class TwoProcesses(SingleProcess):
         return [value, value]
 
 
-def test_episodes_that_can_not_be_restored_are_lost_if_that_is_allowed():
+def test_unrestorable_episodes_raise_unless_allowed():
     """Loss of episodes on restore raises an error unless allowed; then only these are reset.
 
     The recurrent state and the turns of lost episodes are reset; others continue.
@@ -262,7 +262,7 @@ def test_episodes_that_can_not_be_restored_are_lost_if_that_is_allowed():
     assert not rollout.hidden_states[0, 2].any()
 
 
-def test_vector_environments_of_others_begin_new_episodes():
+def test_third_party_vector_envs_begin_new_episodes():
     """If allowed, third-party vector environments begin new episodes, the same at each restore."""
 
     def make(allowed):
@@ -285,7 +285,7 @@ def test_vector_environments_of_others_begin_new_episodes():
     assert not torch.equal(seen[0], beginning)
 
 
-def test_what_is_done_meanwhile_is_done_in_the_last_step():
+def test_overlap_is_called_in_the_last_step():
     """`overlap` is called once per rollout, between sending and receiving the last step."""
     collector, model = make_collector()
     env, calls = collector.env, []
@@ -301,7 +301,7 @@ def test_what_is_done_meanwhile_is_done_in_the_last_step():
 
 @pytest.mark.parametrize("vector", VECTORS)
 @pytest.mark.parametrize("memory", [None, RecurrentConfig(cell="gru", size=4)])
-def test_learning_meanwhile_changes_the_next_rollout_alone(vector, memory):
+def test_overlapping_updates_affect_the_next_rollout_only(vector, memory):
     """Learning during collection affects only the next rollout."""
 
     def rollouts(learn_meanwhile):
@@ -332,7 +332,7 @@ def test_learning_meanwhile_changes_the_next_rollout_alone(vector, memory):
         assert finished == expected
 
 
-def test_each_step_is_told_and_may_be_the_last():
+def test_on_step_exceptions_end_the_rollout():
     """`on_step` is called at each step; its exceptions end the rollout."""
     made = []
 
@@ -353,7 +353,7 @@ def test_each_step_is_told_and_may_be_the_last():
 
 
 @pytest.mark.parametrize("vector", VECTORS)
-def test_failures_meanwhile_go_through(vector):
+def test_overlap_exceptions_propagate(vector):
     """Exceptions of `overlap` propagate; the environments can be closed afterwards."""
     collector, model = make_collector(vector=vector)
 
@@ -393,7 +393,7 @@ class Clock(gymnasium.Env):
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_floats_whose_differences_float32_loses_are_refused(nested):
+def test_floats_beyond_float32_precision_raise(nested):
     """Floats whose changes are lost in float32 raise SpaceError; integers and small floats pass."""
 
     def collect(dtype, start):

@@ -47,7 +47,7 @@ def expected_pairs(make, count=6, iteration=2, version=1, **settings):
         return rollouts.take(count, count, iteration)
 
 
-def test_pairs_are_those_of_their_members(start):
+def test_pairs_are_returned_in_order(start):
     """Pairs are returned in order from 0 on, with the index of their noise."""
     rollouts = start(WalkEnv, policy="normalised")
     members = Members(WalkEnv, 3, rollouts.model).play(range(12))
@@ -64,7 +64,7 @@ def test_pairs_are_those_of_their_members(start):
 
 
 @pytest.mark.parametrize("num_envs", everyday(1, [1, 4, 9]))
-def test_no_more_than_expected_is_played(start, num_envs):
+def test_only_expected_pairs_are_played(start, num_envs):
     """Only the expected pairs are played; a further pair starts no more than needed."""
     rollouts = start(UnequalEnv, num_envs=num_envs)
     with rollouts.generate(expected=5) as pairs:
@@ -86,7 +86,7 @@ def test_more_pairs_than_expected(start):
 
 
 @every_backend
-def test_lost_pairs(start, n_workers):
+def test_pair_with_a_dropped_episode_is_dropped(start, n_workers):
     """A pair is lost if either of its episodes is lost; other pairs are not affected."""
     make = partial(SpoiltEnv, "reward")
     settings = {"policy": "normalised", "on_non_finite": "skip"}
@@ -103,7 +103,7 @@ def test_lost_pairs(start, n_workers):
 
 
 @every_backend
-def test_results_of_an_earlier_policy_are_dropped(start, n_workers):
+def test_results_of_earlier_policies_are_dropped(start, n_workers):
     """Unread results of an earlier policy are dropped; an iteration keeps its initial policy."""
     expected = {version: expected_pairs(UnequalEnv, 7, version=version) for version in (1, 2)}
     assert expected[1] != expected[2]
@@ -122,7 +122,7 @@ def test_results_of_an_earlier_policy_are_dropped(start, n_workers):
 
 
 @every_backend
-def test_what_is_called_meanwhile_may_raise(start, n_workers):
+def test_idle_callback_exceptions_propagate(start, n_workers):
     """Exceptions of the `idle` callback propagate; the workers continue with the next iteration."""
     rollouts = start(UnequalEnv, n_workers)
 

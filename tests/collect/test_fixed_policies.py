@@ -75,7 +75,7 @@ def counting(name: str = "CountsTurns") -> Any:
     return JointModel({"a": policy}, {"first": "a", "second": "a"})
 
 
-def test_a_policy_that_is_reset_hears_where_episodes_begin() -> None:
+def test_policy_objects_are_reset_per_agent_and_episode() -> None:
     """Each agent and episode has a policy object that acts only in its turns, also in leagues."""
     CountsTurns.made = 0
     model = counting()
@@ -114,7 +114,7 @@ def test_a_policy_that_is_reset_hears_where_episodes_begin() -> None:
         ("Single", "same object twice"),
     ],
 )
-def test_policies_that_can_not_be_reset_are_refused(name: str, problem: str) -> None:
+def test_policies_without_reset_raise(name: str, problem: str) -> None:
     """A policy that cannot be reset raises ConfigError with key, value and remedy."""
     ones = torch.ones(2, 2)
     obs = {"agents/first": ones, "agents/second": ones, "acts": ones}
@@ -158,7 +158,7 @@ def normal_function(x):
     return 0.5 * (1.0 + torch.erf(torch.from_numpy(x) / math.sqrt(2.0)).numpy())
 
 
-def test_numbers_of_a_box():
+def test_random_box_actions_follow_their_bounds():
     """Entries are uniform between two bounds, exponential with one bound, normal without bounds."""
     low = np.array([[-1.0, 2.0], [-INF, -INF]], np.float32)
     high = np.array([[3.0, INF], [-5.0, INF]], np.float32)
@@ -174,7 +174,7 @@ def test_numbers_of_a_box():
     assert np.abs(np.corrcoef(actions.reshape(SAMPLES, 4).T) - np.eye(4)).max() < 0.04
 
 
-def test_a_box_with_the_widest_bounds():
+def test_random_actions_of_the_widest_box_are_finite():
     """With the widest bounds, actions are finite and within the bounds."""
     limit = np.finfo(np.float32).max
     ends = torch.tensor([[0.0], [0.5], [1.0 - 2.0**-24]])
@@ -191,7 +191,7 @@ def test_a_box_with_the_widest_bounds():
 
 @pytest.mark.parametrize("family", ["diagonal_gaussian", "squashed_gaussian", "beta"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int16])
-def test_every_family_acts_alike(family, dtype):
+def test_random_actions_do_not_depend_on_the_distribution(family, dtype):
     """The environment gets the same random actions for every family; stored actions differ."""
     space = spaces.Box(
         np.array([-2, 10, 0], dtype), np.array([5, 12, 100], dtype), (3,), dtype=dtype
@@ -216,7 +216,7 @@ def test_every_family_acts_alike(family, dtype):
         *((spaces.Box(3, 8, (1,), dtype), 6) for dtype in (np.uint8, np.int32, np.int64)),
     ],
 )
-def test_discrete_actions(space, kinds):
+def test_random_discrete_actions_are_uniform(space, kinds):
     """All discrete actions are equally frequent, including the bounds of integer Boxes."""
     actions = random_actions(space)
     assert actions.dtype == space.dtype
@@ -239,7 +239,7 @@ NESTED = spaces.Dict(
 
 
 @pytest.mark.parametrize("state_dependent_std", [False, True])
-def test_nested_actions(state_dependent_std):
+def test_random_nested_actions_are_independent(state_dependent_std):
     """Components of nested actions are drawn independently, with any layout of parameters."""
     override = {"name": "diagonal_gaussian", "state_dependent_std": state_dependent_std}
     policy = RandomPolicy(distribution_for(NESTED, {"Box": override}), NESTED)
@@ -256,7 +256,7 @@ def test_nested_actions(state_dependent_std):
     assert np.abs(np.corrcoef(table.T) - np.eye(table.shape[1])).max() < 0.04
 
 
-def test_only_legal_actions_are_drawn():
+def test_random_actions_respect_masks():
     """Masked components are uniform over the legal actions; others are not restricted."""
     action_space = spaces.Dict(
         {"a": spaces.Discrete(4, start=2), "b": spaces.MultiDiscrete([2, 3])}
@@ -279,7 +279,7 @@ def test_only_legal_actions_are_drawn():
     assert np.abs(counts[2:] - SAMPLES / 4).max() < 5 * math.sqrt(SAMPLES / 4)
 
 
-def test_the_generator_decides():
+def test_random_actions_depend_on_the_generator():
     """Noise depends only on the given generator, not on the global one."""
     policy = RandomPolicy(distribution_for(NESTED), NESTED)
     noises = []
@@ -326,7 +326,7 @@ def by_marks(obs, actions):
 @pytest.mark.parametrize("obs", ["box", "dict"])
 @pytest.mark.parametrize("family", ["diagonal_gaussian", "squashed_gaussian"])
 @pytest.mark.parametrize("actions", ["discrete", "box", "dict"])
-def test_rollouts_of_a_given_policy(actions, family, obs):
+def test_custom_policies_act_in_rollouts(actions, family, obs):
     """Custom policies get observations as in the environment, which receives their actions."""
     given = Recording(partial(by_marks, actions=actions))
     rollout = rollout_of(given, partial(ActorEnv, obs, actions), family)
@@ -370,7 +370,7 @@ REST = np.zeros((3, 2))
         (PAIR, {"gear": [1, 1, 4], "force": REST}, SpaceError, r"\['gear'\]: 4 for"),
     ],
 )
-def test_what_given_policies_may_not_return(space, returned, error, words):
+def test_invalid_actions_of_custom_policies_raise(space, returned, error, words):
     """Invalid actions raise an error that names the policy and the problem."""
     observation_space = spaces.Box(-1.0, 1.0, (1,))
     policy = WrappedPolicy(
@@ -390,7 +390,7 @@ def test_what_given_policies_may_not_return(space, returned, error, words):
         (PAIR, {"gear": [1, 2, 3], "force": [[0.0, 1.0]] * 3}),
     ],
 )
-def test_what_given_policies_may_return(space, returned):
+def test_convertible_actions_of_custom_policies_are_accepted(space, returned):
     """Lists, tensors and other dtypes are accepted; values beyond bounds are clipped."""
     distribution = distribution_for(space)
     policy = WrappedPolicy(

@@ -24,7 +24,7 @@ def table():
     made.close()
 
 
-def test_numbers_are_one_stream(table):
+def test_noise_table_is_one_stream(table):
     """The table equals the output of a single generator call."""
     expected = np.random.default_rng(SEED).standard_normal(COUNT, dtype=np.float32)
     np.testing.assert_array_equal(table.array, expected)
@@ -39,7 +39,7 @@ def test_numbers_are_one_stream(table):
 @pytest.mark.parametrize(
     ("index", "dim"), [(-1, 3), (8, 3), (10**9, 3), (1, 10), (0, 11), (0, 0), (5, -2)]
 )
-def test_vectors_end_inside_the_table(index, dim):
+def test_noise_vectors_outside_the_table_raise(index, dim):
     """Vectors that start before the table or end after it raise ShapeError."""
     message = rf"index = {index}: expected a value in \[0, {10 - dim}\]"
     if not 1 <= dim <= 10:
@@ -56,7 +56,7 @@ def test_vectors_end_inside_the_table(index, dim):
 
 
 @pytest.mark.parametrize("dim", [1, 3, 9, 10])
-def test_every_place_is_as_likely(dim):
+def test_noise_indices_are_uniform(dim):
     """Start indices are uniform over all valid positions; a single index is a Python int."""
     small = SharedNoiseTable(10, 0)
     small.close()
@@ -109,7 +109,7 @@ class Reader(Worker):
 
 
 @pytest.mark.slow
-def test_another_process_reads_the_same_numbers(table):
+def test_workers_read_the_shared_noise_table(table):
     """Worker processes read the shared table, also after the first process closes it."""
     pool = LocalProcesses(1, start_method="forkserver").pool(WorkerSpecs([Reader], ["reader"]))
     pool.call_all("set_table", table)

@@ -80,7 +80,7 @@ def take(player, seeds):
 
 
 @pytest.mark.parametrize("kind", everyday(4, PROBLEMS))
-def test_neighbours_make_no_difference(kind):
+def test_episodes_are_independent_of_concurrency_and_order(kind):
     """Episodes of a seed are identical for any number of environments and any order."""
     make, make_rows = PROBLEMS[kind]()
     expected = play_alone(make, make_rows, SEEDS)
@@ -97,7 +97,7 @@ def test_neighbours_make_no_difference(kind):
 @pytest.mark.parametrize(
     "kind", everyday(2, ["sampled box", "sampled discrete", "dicts", "memory", "user dict"])
 )
-def test_processes_make_no_difference(start, kind):
+def test_episodes_are_independent_of_workers(start, kind):
     """Episodes are identical for any number of workers and in repeated calls."""
     make, make_rows = PROBLEMS[kind]()
     expected = play_alone(make, make_rows, range(12))
@@ -112,7 +112,7 @@ def test_processes_make_no_difference(start, kind):
         assert player.spaces == (make().observation_space, make().action_space)
 
 
-def test_threads_make_no_difference():
+def test_playing_uses_one_thread():
     """Models act with one thread, and the number of threads is restored."""
     make, make_rows = model_problem("box", "box", "memory")
     expected = play_alone(make, make_rows, range(4))
@@ -125,7 +125,7 @@ def test_threads_make_no_difference():
 
 
 @pytest.mark.parametrize("kind", ["sampled box", "random box", "user"])
-def test_the_action_seed(kind):
+def test_action_seed_changes_sampled_actions_only(kind):
     """The action seed changes sampled actions, but not the initial observation."""
     make, make_rows = PROBLEMS[kind]()
     found = []
@@ -140,7 +140,7 @@ def test_the_action_seed(kind):
         assert not np.array_equal(a.actions[:steps], c.actions[:steps])
 
 
-def test_weights_are_those_of_the_beginning():
+def test_players_copy_weights_at_construction():
     """Players copy the weights of a model at construction and leave its mode unchanged."""
     make, make_rows = model_problem("box", "discrete", "own")
     expected = play_alone(make, make_rows, range(6))
@@ -220,7 +220,7 @@ def test_memory_that_is_used_again():
 
 
 @every_backend
-def test_lost_episodes(start, n_workers):
+def test_dropped_episodes_have_no_trajectory(start, n_workers):
     """Lost episodes have no trajectory, or raise an error that names the seed."""
     make = partial(FailsForSeedEnv, "lost", 4)
     player = start(make, n_workers=n_workers, on_non_finite="skip")
@@ -253,7 +253,7 @@ def test_a_last_observation_that_is_not_finite():
         assert not any(episode.lost for episode in player.play(range(3)))
 
 
-def test_an_environment_that_raises():
+def test_environment_error_names_the_seed():
     """An error of an environment names the seed; earlier and later episodes are played."""
     make = partial(FailsForSeedEnv, "raise", 5)
     with player_of(make, num_envs=2) as player:
@@ -271,7 +271,7 @@ def fails(observation):
 
 
 @every_backend
-def test_a_policy_that_raises(start, n_workers):
+def test_policy_error_names_policy_seed_and_step(start, n_workers):
     """An error of a policy names policy, seed and step."""
     player = start(
         WalkEnv, partial(UserRows, lambda: fails), n_workers=n_workers, max_worker_restarts=0
@@ -307,7 +307,7 @@ def test_an_agent_that_can_not_be_built():
 
 
 @slow
-def test_what_can_not_be_built(tmp_path):
+def test_constructor_errors_leave_no_process(tmp_path):
     """Errors in constructors keep their type or name the worker; no process remains."""
     marker = tmp_path / "broken"
     marker.touch()
@@ -333,7 +333,9 @@ def test_what_can_not_be_built(tmp_path):
         are_rows=True,
     ),
 )
-def test_killed_processes(no_file_is_left, kind, bits_of, victims, after, capfd):
+def test_episodes_of_killed_processes_are_repeated(
+    no_file_is_left, kind, bits_of, victims, after, capfd
+):
     """Episodes of killed processes are repeated with identical results."""
     count = 40
     with closing(kind()) as here:
@@ -381,7 +383,7 @@ FAILURES = {
         are_rows=True,
     ),
 )
-def test_a_failure(start, how, again, tmp_path, capfd):
+def test_failed_episode_is_repeated_once(start, how, again, tmp_path, capfd):
     """A failed episode is repeated once; a second failure raises its error."""
     make = partial(FailsForSeedEnv, how, 5, None if again else tmp_path / "failed")
     player = start(make, on_worker_failure="restart", timeout_s=SHORT_S, max_worker_restarts=100)
@@ -410,7 +412,7 @@ def test_a_failure(start, how, again, tmp_path, capfd):
 # -- order of episodes ---------------------------------------------------------------------------
 
 
-def test_few_episodes_are_begun_ahead():
+def test_waiting_episodes_are_bounded():
     """The number of episodes that wait for a long episode is bounded; all steps are counted."""
     begun = []
 
@@ -434,7 +436,7 @@ def test_few_episodes_are_begun_ahead():
 
 
 @every_backend
-def test_episodes_that_wait_are_kept(start, n_workers):
+def test_finished_episodes_survive_an_interruption(start, n_workers):
     """Finished episodes are kept when playing is interrupted, until the next call takes them."""
     make = partial(PictureEnv, endless=(9,))
     player = start(make, n_workers=n_workers)
@@ -456,7 +458,7 @@ def test_episodes_that_wait_are_kept(start, n_workers):
 
 
 @pytest.mark.parametrize("where", ["reset", "step", "receive"])
-def test_an_interrupt_costs_no_later_episode(where):
+def test_interrupt_does_not_change_later_episodes(where):
     """After an interrupt at any point, later episodes are identical."""
 
     class Interrupted(PictureEnv):
@@ -490,7 +492,7 @@ def test_an_interrupt_costs_no_later_episode(where):
 
 
 @every_backend
-def test_episodes_that_are_not_wanted_any_more(start, n_workers):
+def test_second_play_cancels_the_first(start, n_workers):
     """A second call of `play` cancels the first; its results are discarded."""
     player = start(UnequalEnv, n_workers=n_workers)
     expected = play_alone(UnequalEnv, random_rows, range(100, 112))
@@ -505,7 +507,7 @@ def test_episodes_that_are_not_wanted_any_more(start, n_workers):
     assert list(player.play([])) == []
 
 
-def test_closing_in_one_process():
+def test_player_can_be_closed_twice():
     """`close` can be called twice; afterwards playing raises EnvError."""
     make, closed = closing_env()
     player = player_of(make, num_envs=2)
@@ -524,7 +526,7 @@ def test_closing_in_one_process():
 
 
 @slow
-def test_videos(start, tmp_path):
+def test_worker_videos_equal_one_process(start, tmp_path):
     """Videos equal those of one process; partial videos of killed processes are removed."""
     pytest.importorskip("imageio_ffmpeg")
     make = partial(PictureEnv, endless=(9,))

@@ -61,7 +61,7 @@ def test_all_forms(env, policy):
     assert_equal(found, generated("CartPole-v1", lean))
 
 
-def test_models_and_what_holds_one():
+def test_trained_policy_plays_like_its_model():
     """A trained policy acts like its model, deterministic or sampled."""
     model = model_for(WalkEnv, "memory")
     env = WalkEnv()
@@ -82,7 +82,7 @@ def test_an_object_stays_as_it_is():
     assert_equal(found, generated(WalkEnv, RememberingPolicy, concurrency=1))
 
 
-def test_seeds_go_on():
+def test_consecutive_calls_play_the_next_seeds():
     """Each call plays the next seeds, or the given seeds."""
     with RolloutGenerator(WalkEnv, seed=7) as generator:
         first = generator.rollout(3)
@@ -104,7 +104,7 @@ def test_wrappers_of_training_are_left_out():
             np.testing.assert_array_equal(one.rewards, scale * other.rewards)
 
 
-def test_what_is_refused():
+def test_invalid_rollout_arguments_raise():
     """Invalid settings, numbers of episodes and seeds raise ConfigError."""
     for settings, words in (
         ({"policy": "rendom"}, r"policy = 'rendom': expected 'random', a model"),
@@ -156,7 +156,7 @@ def test_spaces_that_policies_tell():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-def test_processes():
+def test_worker_trajectories_are_identical():
     """Trajectories of worker processes are identical; their settings are passed on."""
     model = model_for(WalkEnv)
     for policy in (model, "random", RememberingPolicy()):

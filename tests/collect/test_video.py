@@ -42,7 +42,7 @@ def frames(n, height, width):
 
 
 @pytest.mark.parametrize(("height", "width"), [(32, 48), (33, 51), (1, 1)])
-def test_frames_come_back(height, width, tmp_path):
+def test_video_frames_match_the_rendering(height, width, tmp_path):
     """Decoded frames match within compression loss; odd sizes are padded by one line."""
     path, shown = tmp_path / "new" / "a.mp4", frames(9, height, width)
     writer = VideoWriter(path, 12.5)
@@ -64,7 +64,7 @@ def test_frames_come_back(height, width, tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["a.mp4"]
 
 
-def test_what_is_no_frame(tmp_path):
+def test_invalid_frames_raise(tmp_path):
     """Invalid frames raise an error with a remedy; no file remains."""
     writer = VideoWriter(tmp_path / "a.mp4")
     words = r"returned {}, expected a frame, uint8 \[H, W, 3\]: build .*render_mode=\"rgb_array\""
@@ -86,7 +86,7 @@ def test_what_is_no_frame(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_can_not_be_written(tmp_path):
+def test_unwritable_video_raises(tmp_path):
     """If the file cannot be written, the error has the reason; no partial file remains."""
     folder = tmp_path / "a.mp4"
     folder.mkdir()
@@ -101,7 +101,7 @@ def test_a_file_that_can_not_be_written(tmp_path):
 
 
 @pytest.mark.parametrize("call", ["add", "close"])
-def test_an_ffmpeg_that_dies(call, tmp_path):
+def test_dying_ffmpeg_raises(call, tmp_path):
     """An exit of ffmpeg raises an error, at the latest on close."""
     writer = VideoWriter(tmp_path / "a.mp4")
     frame = np.zeros((400, 400, 3), np.uint8)  # larger than the buffer of a pipe
@@ -116,7 +116,7 @@ def test_an_ffmpeg_that_dies(call, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_ffmpeg_that_does_not_end(monkeypatch, tmp_path):
+def test_hanging_ffmpeg_is_killed(monkeypatch, tmp_path):
     """If ffmpeg hangs, it is killed and an error is raised; no file remains."""
     writer = VideoWriter(tmp_path / "a.mp4")
     writer.add(np.zeros((8, 8, 3), np.uint8))
@@ -135,7 +135,7 @@ def test_an_ffmpeg_that_does_not_end(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_frames_per_second():
+def test_video_frame_rate_comes_from_metadata():
     """The frame rate comes from the metadata of the environment; the default is 30."""
     env = PictureEnv()
     for told, expected in ((None, 30.0), (4, 4.0), (12.5, 12.5), (np.float32(2.0), 2.0)):
@@ -167,7 +167,7 @@ class FailingPictureEnv(FailsForSeedEnv):
         return super().reset(seed=seed, options=options)
 
 
-def test_episodes_that_fail_leave_no_video(tmp_path):
+def test_failed_episodes_leave_no_video(tmp_path):
     """Failed episodes leave no video; the error names the seed."""
     settings = PlaySettings(video_dir=str(tmp_path))
     for seed, words in (

@@ -37,7 +37,7 @@ def make_memory(model):
     return np.zeros(weights_nbytes(model), np.uint8)
 
 
-def test_the_critic_stays_at_home():
+def test_critic_weights_are_not_sent():
     """Weights used only by the learner are neither sent nor overwritten."""
     make_model = model_maker(OBSERVATIONS["box"], spaces.Discrete(3))
     model, acting = make_model(), make_model()
@@ -81,7 +81,7 @@ class OddModule(nn.Module):
 
 
 @torch.no_grad()
-def test_buffers_of_all_types_arrive():
+def test_buffers_of_all_types_are_sent():
     """Buffers of all types are sent, including replaced buffers and tensors with several names."""
     model, acting = OddModule(), OddModule()
     memory = make_memory(model)
@@ -102,7 +102,7 @@ def test_buffers_of_all_types_arrive():
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (6,)])
-def test_a_buffer_that_changes_its_size_is_named(shape):
+def test_resized_buffer_raises(shape):
     """A buffer whose shape changes raises an error; readers keep the last published weights."""
     model, acting = OddModule(), OddModule()
     memory = make_memory(model)
@@ -239,7 +239,7 @@ def stepped():
 
 
 @pytest.mark.parametrize("longest", [3, 20])
-def test_whatever_the_writer_does_between_two_steps_of_a_reader(stepped, longest):
+def test_interleaved_reads_are_consistent(stepped, longest):
     """In thousands of interleavings, reads are consistent and never return an older version."""
     writer, memory = stepped
     rng = np.random.default_rng(longest)
@@ -292,7 +292,7 @@ def read_in_a_process(memory, size, count):
 
 
 @pytest.mark.slow
-def test_a_reader_elsewhere_never_sees_half_of_a_version():
+def test_reader_process_sees_complete_versions():
     """A reader in another process sees only complete versions while the writer publishes."""
     size, count = 20_000, 500
     model = Wide(size)

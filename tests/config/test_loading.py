@@ -99,7 +99,7 @@ def build(**values: Any) -> Settings:
         ("part", {"_target_": f"{__name__}.LargePart", "depth": 4}, LargePart(depth=4)),
     ],
 )
-def test_a_value_is_converted_to_the_type_of_its_field(key: str, given: Any, expected: Any) -> None:
+def test_values_are_converted_to_field_types(key: str, given: Any, expected: Any) -> None:
     """Values in every accepted form are converted to the declared type."""
     value = getattr(build(**{key: given}), key)
     assert value == expected
@@ -163,16 +163,14 @@ def test_a_value_is_converted_to_the_type_of_its_field(key: str, given: Any, exp
         ("zzz", 1, "top.zzz = 1: unknown; allowed: count"),
     ],
 )
-def test_a_wrong_value_is_refused_with_key_value_and_remedy(
-    key: str, given: Any, message: str
-) -> None:
+def test_invalid_values_raise_with_key_and_remedy(key: str, given: Any, message: str) -> None:
     """The message names the full key, the value, what is allowed, and the nearest correct name."""
     with pytest.raises(ConfigError) as caught:
         build(**{key: given})
     assert message in str(caught.value)
 
 
-def test_the_configuration_shares_no_part_with_its_source() -> None:
+def test_configuration_copies_its_source() -> None:
     """Later changes of the given mapping do not affect the configuration."""
     kwargs: dict[str, Any] = {"sizes": [1]}
     settings = build(kwargs=kwargs)
@@ -180,7 +178,7 @@ def test_the_configuration_shares_no_part_with_its_source() -> None:
     assert settings.kwargs == {"sizes": [1]}
 
 
-def test_a_missing_required_field_is_named() -> None:
+def test_missing_required_field_raises() -> None:
     """A missing field without default raises ConfigError instead of TypeError."""
 
     @dataclass(kw_only=True)
@@ -194,7 +192,7 @@ def test_a_missing_required_field_is_named() -> None:
 PPO = {"env": "CartPole-v1", "algorithm": "ppo"}
 
 
-def test_choices_are_names_mappings_or_objects() -> None:
+def test_choices_may_be_names_mappings_or_objects() -> None:
     """A choice is a name, a mapping with a name or with changes of the default, or an object."""
     config = load_config({**PPO, "runner": "local"})
     assert config.env == EnvConfig(id="CartPole-v1")
@@ -219,7 +217,7 @@ def test_dotted_keys_set_single_values() -> None:
     assert env == {"id": "CartPole-v1"}
 
 
-def test_defaults_come_from_the_algorithm() -> None:
+def test_defaults_depend_on_the_algorithm() -> None:
     """Defaults depend on the algorithm, also for `TrainConfig(...)`; arguments are not modified."""
     runner = DevRunnerConfig()
     config = TrainConfig(
@@ -252,7 +250,7 @@ def test_defaults_come_from_the_algorithm() -> None:
         ({"env.max_episode_steps": 0}, ["env.max_episode_steps = 0: "]),
     ],
 )
-def test_wrong_choices_and_values(changes: dict[str, Any], messages: list[str]) -> None:
+def test_invalid_choices_raise(changes: dict[str, Any], messages: list[str]) -> None:
     """The message contains the full key, and the closest name or all options with descriptions."""
     with pytest.raises(ConfigError) as caught:
         load_config({**PPO, **changes})
@@ -279,7 +277,7 @@ def test_wrong_choices_and_values(changes: dict[str, Any], messages: list[str]) 
         },
     ],
 )
-def test_a_configuration_survives_the_way_to_yaml_and_back(node: dict[str, Any]) -> None:
+def test_configuration_round_trips_through_yaml(node: dict[str, Any]) -> None:
     """`load_config(config_to_dict(c)) == c`, also through the text of a YAML file."""
     config = load_config(node)
     assert load_config(config_to_dict(config)) == config
@@ -289,7 +287,7 @@ def test_a_configuration_survives_the_way_to_yaml_and_back(node: dict[str, Any])
     assert load_config({str(key): value for key, value in again.items()}) == config
 
 
-def test_the_dump_names_classes_and_targets() -> None:
+def test_config_to_dict_names_classes() -> None:
     """Choices have `_target_`; sections with a single class do not."""
     dumped = config_to_dict(load_config({"env": {"_target_": "my.Env"}, "algorithm": "ppo"}))
     assert dumped["env"]["_target_"] == "my.Env"
@@ -311,7 +309,7 @@ def test_the_dump_names_classes_and_targets() -> None:
         ("limit", "${count}"),
     ],
 )
-def test_containers_of_omegaconf_are_settings(key: str, value: Any) -> None:
+def test_omegaconf_containers_are_settings(key: str, value: Any) -> None:
     """OmegaConf containers, with and without interpolations, are accepted as settings."""
     node = OmegaConf.create({key: value, "count": 7, "name": "n"})
     plain = OmegaConf.to_container(node, resolve=True)
@@ -324,7 +322,7 @@ def test_containers_of_omegaconf_are_settings(key: str, value: Any) -> None:
             assert type(vars(built)[key]) is type(vars(build(**plain))[key])
 
 
-def test_another_environment_takes_the_place_of_that_of_a_preset() -> None:
+def test_environment_replaces_that_of_a_preset() -> None:
     """Both an id and a class replace the environment of a preset."""
     config = load_config({"experiment": "ppo/robot", "env": "InvertedPendulum-v5"})
     assert (config.env.id, config.model.activation) == ("InvertedPendulum-v5", "elu")

@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> str:
         ("algorithm=3", "algorithm='3'"),
     ],
 )
-def test_each_kind_of_argument_is_brought_into_form(given: str, expected: str, folder: str) -> None:
+def test_arguments_become_overrides(given: str, expected: str, folder: str) -> None:
     """`+` is removed from choices, `++` is added to values, everything else is unchanged."""
     words = normalise([given], [folder])
     assert " ".join(words) == expected
@@ -77,7 +77,7 @@ def test_sweeps_over_ids_and_options_of_env_raise(folder: str) -> None:
         ("$HOME/`a`/\\'\"!", None),
     ],
 )
-def test_a_word_for_the_shell_is_read_as_it_was_meant(path: str, word: str | None) -> None:
+def test_shell_quoting_round_trips(path: str, word: str | None) -> None:
     """The shell and Hydra read the quoted path unchanged."""
     written = shell_word("resume", path)
     assert word is None or written == word
@@ -106,13 +106,13 @@ def test_a_word_for_the_shell_is_read_as_it_was_meant(path: str, word: str | Non
         ("runs=[a*,(b)]", ["a*", "(b)"]),
     ],
 )
-def test_a_path_is_taken_letter_by_letter(given: str, paths: Any) -> None:
+def test_paths_are_quoted_for_hydra(given: str, paths: Any) -> None:
     """Only text that Hydra would interpret is quoted: not null, lists, or quoted text."""
     (word,) = normalise([given])
     assert OverridesParser.create().parse_override(word).value() == paths
 
 
-def test_commas_divide_the_paths_of_a_sweep() -> None:
+def test_commas_separate_paths_in_a_sweep() -> None:
     """Commas separate paths in a sweep, quoted or not."""
     words = ["run_dir=it's,b", "output_dir=a,b", "resume=a"]
     sweep = ["++run_dir='it\\'s',b", "++output_dir=a,b", "++resume=a"]
@@ -131,7 +131,7 @@ def test_commas_divide_the_paths_of_a_sweep() -> None:
         (["a=-m", "~b", "word"], {"multirun": False}, ["a=-m", "~b", "word"]),
     ],
 )
-def test_options_may_stand_anywhere(
+def test_option_arguments_are_no_overrides(
     argv: list[str], options: dict[str, Any], overrides: list[str]
 ) -> None:
     """An argument of an option is not an override, even if it looks like one."""
@@ -148,7 +148,7 @@ def test_options_may_stand_anywhere(
         (["a=b", "--multi"], r"--multi: no such option; did you mean --multirun\?"),
     ],
 )
-def test_an_option_that_is_wrong(argv: list[str], message: str) -> None:
+def test_invalid_option_raises(argv: list[str], message: str) -> None:
     """The error names the option and its allowed values."""
     with pytest.raises(ConfigError, match=f"^{message}"):
         parsed(argv)
@@ -164,7 +164,7 @@ def test_an_option_that_is_wrong(argv: list[str], message: str) -> None:
         ("bad ++seed=1 of a sweep", "bad +seed=1 of a sweep"),
     ],
 )
-def test_messages_show_what_was_typed(message: str, typed: str) -> None:
+def test_hydra_errors_show_typed_arguments(message: str, typed: str) -> None:
     """Errors of Hydra show the arguments as they were typed."""
     argv = ["+seed=0,1", "-m", "env.kwargs.a=b++c", "+algorithm=ppo", "++my_seed=1"]
     assert as_typed(message, argv) == typed

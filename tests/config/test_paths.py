@@ -68,7 +68,7 @@ def test_paths_are_expanded(setting: str, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert read(str(tmp_path / "$NOT_SET")) == str(tmp_path / "$NOT_SET")
 
 
-def test_paths_that_are_not_utf8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_paths_that_are_not_utf8_raise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Such paths raise ConfigError before a run starts, as a setting and as working directory."""
     name = b"l\xe4".decode(errors="surrogateescape")
     for setting in ("run_dir", "rollout run", "output_dir", "study", "compare output"):

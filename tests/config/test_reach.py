@@ -74,7 +74,7 @@ def text_settings(cls: type, path: str = "") -> Iterator[str]:
                     yield from text_settings(arm, key)  # type: ignore[arg-type]  # a class
 
 
-def test_every_text_of_every_dataclass_is_judged() -> None:
+def test_every_text_setting_is_in_a_reach_table() -> None:
     """A new setting must be added to one of the tables."""
     for group in ("algorithm", "runner"):
         for name in list_options(group):
@@ -110,7 +110,9 @@ REACHING: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("settings", "words"), REACHING)
-def test_settings_of_a_stranger(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_untrusted_settings_suggest_overrides(
+    settings: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     """The error suggests overrides that allow the settings; the user's settings are allowed."""
     with pytest.raises(ConfigError, match="is not signed by you; nothing was accessed") as caught:
         check_reach(settings, {"seed": 1}, "config.yaml")
@@ -121,7 +123,7 @@ def test_settings_of_a_stranger(settings: dict[str, Any], words: str, tmp_path: 
     StoredSettings(stored.path, settings, is_own=True).check(settings, PARTS)
 
 
-def test_what_does_not_reach_elsewhere() -> None:
+def test_values_inside_the_run_are_allowed() -> None:
     """Values inside the run, and services that store their data in the run, are allowed."""
     check_reach(
         {
@@ -137,7 +139,7 @@ def test_what_does_not_reach_elsewhere() -> None:
     )
 
 
-def test_a_value_beside_that_of_the_user(tmp_path: Path) -> None:
+def test_unrelated_override_does_not_allow_the_stored_value(tmp_path: Path) -> None:
     """An override that does not replace the stored value does not allow it."""
     settings = {"runner": {"dataset": "a", "concurrency": 2}}
     with pytest.raises(ConfigError, match=r"runner\.dataset"):

@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_every_default_is_that_of_the_class() -> None:
+def test_rollout_defaults_match_the_class() -> None:
     """A policy and an environment are sufficient; the default number of environments is 8."""
     config = load_rollout_config(RANDOM)
     assert config.env == EnvConfig(id="CartPole-v1")
@@ -47,7 +47,7 @@ def test_every_default_is_that_of_the_class() -> None:
     assert config.render_mode is None
 
 
-def test_parts_of_ones_own() -> None:
+def test_custom_policy_and_environment_are_settings() -> None:
     """A custom policy and environment are named with their settings."""
     own = {"policy._target_": "my.Policy", "policy.a": 1, "env._target_": "my.Env"}
     config = load_rollout_config(own)
@@ -63,7 +63,7 @@ def test_parts_of_ones_own() -> None:
         *(({"seeds": seeds}, [0, 1, 2]) for seeds in (range(3), np.arange(3), iter([0, 1, 2]))),
     ],
 )
-def test_seeds_of_the_episodes(given: dict[str, Any], expected: list[int]) -> None:
+def test_episode_seeds_count_up_or_are_given(given: dict[str, Any], expected: list[int]) -> None:
     """Seeds count up from `seed`, or are given by any iterable; they are plain integers."""
     found = load_rollout_config({**RANDOM, **given}).episode_seeds
     assert found == expected
@@ -71,7 +71,7 @@ def test_seeds_of_the_episodes(given: dict[str, Any], expected: list[int]) -> No
 
 
 @pytest.mark.parametrize("seeds", [np.array(3), np.zeros((2, 2)), "012", {"a": 1}, [True], [0.5]])
-def test_seeds_that_are_none(seeds: Any) -> None:
+def test_invalid_seeds_raise(seeds: Any) -> None:
     """The error names the key."""
     with pytest.raises(ConfigError, match="seeds"):
         load_rollout_config({**RANDOM, "seeds": seeds})
@@ -105,21 +105,21 @@ def test_seeds_that_are_none(seeds: Any) -> None:
         ({**RANDOM, "render": "human", "runner.concurrency": 2}, "set runner.concurrency=1"),
     ],
 )
-def test_wrong_settings_are_told(settings: dict[str, Any], message: str) -> None:
+def test_invalid_rollout_settings_raise(settings: dict[str, Any], message: str) -> None:
     """The message contains key, value and remedy."""
     with pytest.raises(ConfigError) as caught:
         load_rollout_config(settings)
     assert message in str(caught.value)
 
 
-def test_what_is_rendered() -> None:
+def test_video_and_window_set_the_render_mode() -> None:
     """Videos render `rgb_array`; a window is limited to one environment."""
     assert load_rollout_config({**RANDOM, "video": True}).render_mode == "rgb_array"
     config = load_rollout_config({**RANDOM, "render": "human"})
     assert (config.render_mode, config.runner.concurrency) == ("human", 1)
 
 
-def test_the_environment_of_a_run(run: Path) -> None:
+def test_rollout_uses_the_environment_of_the_run(run: Path) -> None:
     """Without `env`, the environment of the run is used, also for a saved policy."""
     expected = EnvConfig(
         id="Maze-v0", kwargs=STORED["kwargs"], wrappers=[WRAPPER], max_episode_steps=40
@@ -140,7 +140,7 @@ def test_the_environment_of_a_run(run: Path) -> None:
         ({"id": None, "wrappers": []}, {"wrappers": []}),
     ],
 )
-def test_single_settings_change_the_environment_of_a_run(
+def test_single_settings_change_the_environment(
     given: dict[str, Any], changed: dict[str, Any]
 ) -> None:
     """`kwargs` are merged; other settings replace those of the run."""
@@ -148,7 +148,7 @@ def test_single_settings_change_the_environment_of_a_run(
 
 
 @pytest.mark.parametrize("name", [{"id": "Other-v0"}, {"_target_": "my.Env"}])
-def test_another_environment_brings_its_own_arguments(name: dict[str, Any]) -> None:
+def test_other_environment_drops_arguments(name: dict[str, Any]) -> None:
     """Wrappers are kept; arguments and time limit of the run's environment are dropped."""
     assert joined_env(STORED, {**name, "kwargs": {"a": 1}}) == {
         "wrappers": [WRAPPER],
@@ -157,7 +157,7 @@ def test_another_environment_brings_its_own_arguments(name: dict[str, Any]) -> N
     }
 
 
-def test_a_run_without_environment_asks_for_one(run: Path) -> None:
+def test_run_without_environment_requires_one(run: Path) -> None:
     """A run that learned from a dataset may have no environment."""
     (run / "best/config.yaml").write_text(yaml.safe_dump({"env": {"id": None, "_target_": None}}))
     with pytest.raises(ConfigError, match="env: choose one"):
@@ -166,7 +166,7 @@ def test_a_run_without_environment_asks_for_one(run: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[1", "5", "env: 5", "seed: 1", "\x00"])
-def test_a_damaged_configuration_of_a_run(run: Path, text: str) -> None:
+def test_damaged_run_configuration_raises(run: Path, text: str) -> None:
     """The error names the file."""
     (run / "best/config.yaml").write_text(text)
     with pytest.raises(RunDirectoryError, match=r"best/config\.yaml is damaged"):

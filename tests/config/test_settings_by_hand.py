@@ -40,7 +40,7 @@ def typed_fields():
 
 
 @pytest.mark.parametrize("cls", settings_classes(), ids=lambda cls: cls.__name__)
-def test_a_constructor_refuses_a_value_of_another_type(cls):
+def test_constructors_raise_for_other_types(cls):
     """Every field of every class raises ConfigError with its key."""
     for owner, name in typed_fields():
         if owner is cls:
@@ -69,13 +69,13 @@ def test_a_constructor_refuses_a_value_of_another_type(cls):
         (PolicyConfig, "model", {"branch_size": 3}, ModelConfig(branch_size=3)),
     ],
 )
-def test_a_constructor_converts_what_a_file_holds(cls, name, value, expected):
+def test_constructors_convert_file_values(cls, name, value, expected):
     """Mappings and short forms are converted to settings objects."""
     others: dict[str, Any] = {"agents": ["a"]} if cls is PolicyConfig else {}
     assert getattr(cls(**{name: value}, **others), name) == expected
 
 
-def test_the_sections_of_a_run_may_be_mappings():
+def test_sections_may_be_mappings():
     """Mappings are accepted as sections, also with `_target_`."""
     target = f"{DQNAlgorithmConfig.__module__}.{DQNAlgorithmConfig.__name__}"
     config = TrainConfig(env={"id": "CartPole-v1"}, algorithm={"_target_": target, "lr": 1})
@@ -83,7 +83,7 @@ def test_the_sections_of_a_run_may_be_mappings():
     assert config.env.id == "CartPole-v1"
 
 
-def test_objects_that_no_file_holds_stay_as_they_are():
+def test_objects_in_arguments_are_kept():
     """Arguments of custom functions may be objects that YAML cannot represent, such as tensors."""
     node = {"_target_": "my_package.my_loss", "weights": torch.ones(2)}
     kept = A2CAlgorithmConfig(loss_function=node).loss_function

@@ -40,7 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home" / "maze_train"
 
 
-def test_a_key_is_made_once_and_is_private(home: Path) -> None:
+def test_signing_key_is_created_once_and_private(home: Path) -> None:
     """Checking a signature creates no key; signing creates the key once and reuses it."""
     assert not is_signed(TEXT)
     assert not home.exists()
@@ -53,7 +53,7 @@ def test_a_key_is_made_once_and_is_private(home: Path) -> None:
     assert is_signed(text)
 
 
-def test_processes_that_begin_together_make_one_key(home: Path) -> None:
+def test_concurrent_processes_share_one_key(home: Path) -> None:
     """Concurrent processes all sign with the same key."""
     with multiprocessing.get_context("fork").Pool(4) as pool:
         texts = pool.map(signed, [TEXT] * 32, chunksize=1)
@@ -61,7 +61,7 @@ def test_processes_that_begin_together_make_one_key(home: Path) -> None:
     assert is_signed(texts[0])
 
 
-def test_any_change_is_noticed(home: Path) -> None:
+def test_any_change_invalidates_the_signature(home: Path) -> None:
     """Changes of the settings or of the signature, and appended text, invalidate the signature."""
     text = signed(TEXT)
     line = text[len(TEXT) :]
@@ -108,7 +108,7 @@ def as_pipe(key: Path) -> None:
     ],
     ids=["link", "link of the folder", "pipe", "readable by others", "short", "long"],
 )
-def test_a_key_that_is_not_private_is_not_used(home: Path, harm: Any) -> None:
+def test_public_key_file_is_not_used(home: Path, harm: Any) -> None:
     """Without a private key nothing is signed, and no signature is valid."""
     text = signed(TEXT)
     harm(home / "key")
@@ -116,7 +116,7 @@ def test_a_key_that_is_not_private_is_not_used(home: Path, harm: Any) -> None:
     assert signed(TEXT) == TEXT
 
 
-def test_a_key_of_somebody_else_is_not_used(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_of_another_user_is_not_used(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key owned by another user is ignored, such as the key of the user who calls sudo."""
     text = signed(TEXT)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
@@ -124,7 +124,7 @@ def test_a_key_of_somebody_else_is_not_used(home: Path, monkeypatch: pytest.Monk
     assert signed(TEXT) == TEXT
 
 
-def test_a_run_goes_on_without_a_key(home: Path) -> None:
+def test_run_continues_unsigned_without_key(home: Path) -> None:
     """A run continues unsigned if the key cannot be stored."""
     home.parent.write_text("")
     train(**SMALL, run_dir="run")
@@ -149,7 +149,7 @@ def calls(run: str) -> list[Callable[..., Any]]:
     ]
 
 
-def test_one_needs_no_trust_in_what_one_made(home: Path) -> None:
+def test_signed_runs_need_no_trust(home: Path) -> None:
     """Signed runs need no trust in any process or directory, but require the key."""
     result = train(**SMALL, run_dir="run")
     load_policy(result.run_dir)

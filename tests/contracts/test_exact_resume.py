@@ -29,6 +29,7 @@ NO_LIMIT = {"algorithm.n_epochs": 0}
 OFTEN = [
     *("ppo, changes", "ppo, memory", "sac, prioritised", "impala, replay", "agents: ppo, league"),
     "ppo, calls",
+    "ppo, curriculum",
 ]
 
 

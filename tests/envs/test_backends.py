@@ -102,7 +102,7 @@ def test_native_cartpole_steps_like_the_single_version():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_runs_can_be_repeated(backend):
+def test_backend_runs_are_reproducible(backend):
     """A seed determines the run in any instance, and no two environments share an episode."""
     needs(backend)
     n, steps = 4, 60
@@ -129,7 +129,7 @@ def test_runs_can_be_repeated(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_time_limits(backend):
+def test_smallest_time_limit_truncates(backend):
     """The smallest of the registered, configured and requested limits truncates episodes."""
     needs(backend)
     cases = [({}, 500), ({"max_episode_steps": 7}, 7), ({"limit": 6}, 6), ({"limit": 900}, 500)]
@@ -212,7 +212,7 @@ def breakout(request: Any) -> tuple[str, list[list[Any]], list[list[Any]]]:
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_atari_training_changes_ends_and_rewards_only(breakout):
+def test_atari_training_changes_no_frames(breakout):
     """Training changes no frames; lost lives end episodes, and whole games are reported."""
     _, evaluated, trained = breakout
     lives_lost = 0
@@ -316,7 +316,7 @@ def test_envpool_nested_observations():
     vector.close()
 
 
-def test_true_bounds():
+def test_dtype_limits_are_infinite_bounds():
     """Bounds at the limits of the dtype count as infinite."""
     tiny, largest = np.finfo(np.float64).tiny, np.finfo(np.float64).max
     stated = spaces.Box(
@@ -328,7 +328,7 @@ def test_true_bounds():
     assert honest["y"] == spaces.Discrete(3)
 
 
-def test_envpool_knows_no_options(monkeypatch):
+def test_envpool_options_raise(monkeypatch):
     """EnvPool does not support options; without the package, the error names the extra."""
     pytest.importorskip("envpool")
     vector = make("envpool", "CartPole-v1", 1)
@@ -372,7 +372,7 @@ def single_env(num_envs: int) -> Any:
     return gymnasium.make("CartPole-v1")
 
 
-def test_own_vector_environment(capsys):
+def test_custom_vector_environment_gets_its_arguments(capsys):
     """A target is called with the number of environments and the arguments in its signature.
 
     Time limits of evaluations do not apply to environments that reset themselves.
@@ -428,7 +428,7 @@ REFUSED = [
     ("backend", "env_id", "settings", "words"),
     [(backend, *case) for backend in BACKENDS for case in REFUSED_BY_BOTH] + REFUSED,
 )
-def test_settings_that_do_not_fit(backend, env_id, settings, words):
+def test_invalid_backend_settings_raise(backend, env_id, settings, words):
     """Incompatible settings raise ConfigError with the key and a remedy."""
     needs(backend, env_id or "")
     with pytest.raises(ConfigError, match=words):
@@ -446,7 +446,7 @@ def test_settings_that_do_not_fit(backend, env_id, settings, words):
         ("made", {"kwargs": {"length": 4}}, r"env\.kwargs = .*is already an instance"),
     ],
 )
-def test_own_environment_errors(name, settings, words):
+def test_invalid_custom_vector_environments_raise(name, settings, words):
     """Targets that are not vector environments, wrong sizes and time limits raise an error."""
     target = InlineObject(OwnVectorEnv(2)) if name == "made" else f"{__name__}.{name}"
     with pytest.raises((ConfigError, EnvError), match=words):

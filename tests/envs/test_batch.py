@@ -38,7 +38,7 @@ def make_model(env: Any) -> Any:
         ({"a": {"x": 1}, "b": {"x": 4, "_x": 2}, "c": 5}, {"x": 2.5, "_x": 2.0, "b/x": 4.0}),
     ],
 )
-def test_numbers_of_an_info(info: Any, expected: Any) -> None:
+def test_info_scalars_are_returned_by_path(info: Any, expected: Any) -> None:
     """Scalars of any size are returned by path; agents are averaged, other values are left out."""
     assert numbers_of(info, ("x", "_x", "x/y", "b/x"), ("a", "b", "c")) == expected
 
@@ -127,7 +127,7 @@ CLIP = {"_target_": "gymnasium.wrappers.ClipReward", "min_reward": -1, "max_rewa
 
 @pytest.mark.parametrize("make", BACKENDS)
 @pytest.mark.parametrize("info_keys", [None, ["episode", "id", "_w"]])
-def test_no_key_is_taken(make: Any, info_keys: Any) -> None:
+def test_info_keys_of_other_packages_do_not_collide(make: Any, info_keys: Any) -> None:
     """Info values belong to their episode, in training and in evaluations."""
     keys = ["episode", "id", "_w"]
     for wrappers in ([], [CLIP]):
@@ -161,7 +161,7 @@ def test_only_requested_infos_leave_the_worker() -> None:
         assert [end.info for end in report.ends] == [{"t": 5.0}] * 2
 
 
-def test_statistics_of_gymnasium_in_training() -> None:
+def test_record_episode_statistics_works_in_training() -> None:
     """RecordEpisodeStatistics works as a training wrapper, and its values become metrics."""
     statistics = {"_target_": "gymnasium.wrappers.RecordEpisodeStatistics"}
     config = EnvConfig(target=InlineObject(CountingEnv), training_wrappers=[CLIP, statistics])

@@ -34,7 +34,7 @@ def sets(name: str, value: Any) -> EnvCall:
     return EnvCall(name, [value], is_attribute=True)
 
 
-def test_a_call_reaches_the_outermost_layer_that_has_it() -> None:
+def test_calls_reach_the_outermost_layer() -> None:
     """Calls reach methods and attributes of the outermost layer that has them."""
 
     class Outer(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -53,14 +53,14 @@ def test_a_call_reaches_the_outermost_layer_that_has_it() -> None:
     assert inner.level == 2.5
 
 
-def test_a_call_reaches_multi_agent_environments() -> None:
+def test_calls_reach_multi_agent_environments() -> None:
     """Calls reach a multi-agent environment through its adapter."""
     env = Heaps().converted()
     sets("possible_agents", ("x",)).make(env)
     assert env.env.possible_agents == ("x",)
 
 
-def test_each_environment_gets_its_own_arguments() -> None:
+def test_environments_get_copies_of_call_arguments() -> None:
     """Each environment gets copies of the arguments in every call."""
     given = [1]
     call = EnvCall("keep", [given]).checked()
@@ -81,7 +81,7 @@ def test_each_environment_gets_its_own_arguments() -> None:
         (EnvCall("draw_level"), "samples from the random generator .* add state_dict"),
     ],
 )
-def test_wrong_calls(call: EnvCall, message: str) -> None:
+def test_invalid_calls_raise(call: EnvCall, message: str) -> None:
     """Wrong calls raise an error with the name of the call and valid names."""
     env = TimeLimit(LevelEnv(), 9)
     env.reset(seed=0)
@@ -89,7 +89,7 @@ def test_wrong_calls(call: EnvCall, message: str) -> None:
         call.make(env, may_draw=False)
 
 
-def test_calls_that_are_not_accepted(monkeypatch, capsys) -> None:
+def test_unsupported_calls_raise(monkeypatch, capsys) -> None:
     """Reserved names, objects and missing environments are errors; many calls print a warning."""
     calls = EnvCalls()
     with pytest.raises(ConfigError, match="'reset': this method is reserved"):
@@ -106,7 +106,7 @@ def test_calls_that_are_not_accepted(monkeypatch, capsys) -> None:
     assert len(calls.training) == len(calls.evaluation) == 5
 
 
-def test_all_environments_receive_a_call_together() -> None:
+def test_helper_environments_receive_calls() -> None:
     """Helper environments receive calls, too; calls that fail are removed."""
     calls = EnvCalls()
     with PooledVectorEnv([LevelEnv]) as one, PooledVectorEnv([LevelEnv]) as helper:
@@ -125,7 +125,7 @@ def test_all_environments_receive_a_call_together() -> None:
         assert calls.training == [LEVEL_2]
 
 
-def test_calls_are_not_undone() -> None:
+def test_environments_with_more_calls_raise() -> None:
     """Environments that received more calls than given raise an error."""
     with PooledVectorEnv([LevelEnv]) as env:
         played = EnvSlice.for_playing([LevelEnv])
@@ -148,7 +148,7 @@ def test_calls_are_not_undone() -> None:
         (EnvCall("set_wrapper_attr", ["__dict__", {}]), "give the name itself"),
     ],
 )
-def test_names_that_are_not_allowed(call: EnvCall, message: str) -> None:
+def test_reserved_and_private_call_names_raise(call: EnvCall, message: str) -> None:
     """Reserved and private names are not allowed in callbacks, curricula and checkpoints."""
     key = "curriculum.stages[0].calls"
     with pytest.raises(ConfigError, match=rf"{re.escape(key)} = .*{message}"):
@@ -217,7 +217,7 @@ def test_environments_are_restored_with_their_calls(kind: Any) -> None:
             assert_equal_steps(env.step(actions), again.step(actions))
 
 
-def test_environments_that_had_other_calls_are_not_restored() -> None:
+def test_environments_with_other_calls_are_not_restored() -> None:
     """Environments that received other calls cannot be restored."""
     with PooledVectorEnv([LevelEnv]) as env, PooledVectorEnv([LevelEnv]) as other:
         env.reset(seed=0)
@@ -273,7 +273,7 @@ def test_restarted_workers_repeat_calls(dies: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @FORKS
-def test_calls_that_fail_in_workers() -> None:
+def test_failing_calls_in_workers_raise() -> None:
     """A wrong name raises an error at once; a repeated error, after a restart."""
     with workers([LevelEnv] * 2) as many, pytest.raises(ConfigError, match=r"'jump': .*it has"):
         many.make_calls([EnvCall("jump")])
@@ -283,7 +283,7 @@ def test_calls_that_fail_in_workers() -> None:
             many.make_calls([EnvCall("fail")])
 
 
-def test_new_environments_are_reset_before_a_call() -> None:
+def test_environments_are_reset_before_the_first_call() -> None:
     """Before the first call, since methods may use the state of an episode, and only then."""
 
     class InAnEpisode(LevelEnv):
@@ -300,7 +300,7 @@ def test_new_environments_are_reset_before_a_call() -> None:
         assert at_once.own_states() == in_turn.own_states()
 
 
-def test_an_error_of_a_call_names_the_environment() -> None:
+def test_call_error_names_the_environment() -> None:
     """An error of a call names the environment."""
     with PooledVectorEnv([LevelEnv] * 2) as env:
         env.reset(seed=0)
@@ -310,7 +310,7 @@ def test_an_error_of_a_call_names_the_environment() -> None:
             env.state_dict()
 
 
-def test_played_episodes_do_not_depend_on_when_a_call_was_made() -> None:
+def test_played_episodes_do_not_depend_on_call_times() -> None:
     """Played episodes do not depend on the time of a call, even if calls draw random numbers."""
     for kind in (LevelEnv, KeptLevelEnv):
         calls = [LEVEL_2, *([EnvCall("draw_level")] if kind is KeptLevelEnv else [])]
@@ -334,7 +334,7 @@ class Fleet(SyncVectorEnv):
 
 
 @pytest.mark.parametrize("kind", [Fleet, AsyncVectorEnv])
-def test_third_party_vector_environments(kind: Any) -> None:
+def test_calls_reach_third_party_vector_environments(kind: Any) -> None:
     """Calls reach methods of the vector environment or of its environments."""
     inner = kind([LevelEnv] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
     with GymVectorEnv(VectorWrapper(inner)) as env:

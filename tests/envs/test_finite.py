@@ -64,7 +64,7 @@ pytestmark = FORKS
     ],
 )
 @sweep("at", [3, 5])
-def test_an_episode_is_given_up(spoilt, at, make):
+def test_non_finite_value_drops_the_episode(spoilt, at, make):
     """A non-finite value drops the episode, also at its truncation; the next seed follows.
 
     Values outside the range of float32 count as infinite.
@@ -103,7 +103,7 @@ def test_an_episode_is_given_up(spoilt, at, make):
         ("speed", 5, r"observation 'speed' is nan at index \(1, 2\)"),
     ],
 )
-def test_it_is_named(case, make):
+def test_non_finite_value_names_environment_episode_and_leaf(case, make):
     """The error has environment, episode, step, leaf, value and index in every autoreset mode."""
     where, at, words = case
     value = float(words.split(" is ")[1].split()[0].strip(","))
@@ -118,7 +118,7 @@ def test_it_is_named(case, make):
 
 
 @pytest.mark.parametrize("make", [here, skipping])
-def test_large_rewards_that_cancel_are_found(make):
+def test_canceling_infinite_rewards_are_detected(make):
     """Rewards outside the range of float32 are detected, even if their sum is in the range."""
     rewards = (1e39, -1e39)
     with make([lambda i=i: SpoiltEnv("reward", 2, rewards[i]) for i in range(2)]) as vector:
@@ -148,7 +148,7 @@ class Later(SpoiltEnv):
     + [(skipping, {}), (skipping, {"where": "reward", "at": 5})]
     + [(skipping, {"where": "speed", "at": 0})],
 )
-def test_first_observations_are_always_an_error(make, spoilt):
+def test_non_finite_first_observation_raises(make, spoilt):
     """Non-finite first observations always raise an error."""
     when = "in the reset" if make in (here, skipping) else r"at step \d"
     words = rf"environment 1 failed {when} of .*'speed' is nan at index \(1, 2\)"
@@ -159,7 +159,7 @@ def test_first_observations_are_always_an_error(make, spoilt):
         run(vector, 6)
 
 
-def test_seeds_of_the_next_episode():
+def test_dropped_episode_uses_one_seed():
     """A dropped episode uses exactly one seed; other environments are not affected."""
 
     class SpoiltCounting(CountingEnv):
@@ -177,7 +177,7 @@ def test_seeds_of_the_next_episode():
             assert other.load_state_dict(state)[0].tolist() == vector._observations().tolist()
 
 
-def test_a_game_that_went_wrong_does_not_go_on():
+def test_dropped_step_starts_a_new_game():
     """If a life is lost in a dropped step, a new game begins."""
 
     class SpoiltLives(LivesEnv):
@@ -198,7 +198,7 @@ def test_a_game_that_went_wrong_does_not_go_on():
 
 @pytest.mark.parametrize("make", [*ALL, *OTHER_MODES])
 @sweep("where", ["speed", "temperature"])
-def test_terminal_observations_do_not_matter(where, make):
+def test_non_finite_terminal_observations_are_allowed(where, make):
     """Non-finite terminal observations are allowed, and so are observations of mere resets.
 
     Networks read all rows, so returned observations are always finite, even if the mode returns
@@ -220,7 +220,7 @@ def test_terminal_observations_do_not_matter(where, make):
 
 
 @pytest.mark.parametrize("make", [here, skipping, third_party])
-def test_terminal_observations_that_are_stored_matter(make):
+def test_stored_terminal_observations_must_be_finite(make):
     """Terminal observations must be finite if they are kept, as for hindsight relabelling."""
     spoilt = {"where": "temperature", "value": 1e39, "at": 5, "truncate": False}
     factories = [SpoiltEnv, lambda: SpoiltEnv(**spoilt), SpoiltEnv]
@@ -240,7 +240,7 @@ def test_terminal_observations_that_are_stored_matter(make):
                 vector.step([0] * 3)
 
 
-def test_monitored_returns_of_lost_episodes_are_not_reported():
+def test_returns_of_dropped_episodes_are_not_reported():
     """Monitored returns of dropped episodes are not reported."""
     factory = EnvFactory.from_any(SpoiltEnv, where="reward")
     factory.config.training_wrappers = [
@@ -261,7 +261,7 @@ def test_monitored_returns_of_lost_episodes_are_not_reported():
     st.lists(st.tuples(st.integers(0, 39), st.sampled_from([*BAD, *LARGE, 1e30, 0.0])), max_size=4),
 )
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_the_quick_test_is_exact(size, dtype, changes):
+def test_quick_finite_check_is_exact(size, dtype, changes):
     """The quick check finds all values that are infinite in float32.
 
     Large finite values may fail it; they are then checked one by one.

@@ -42,7 +42,7 @@ MAKES = {
 
 
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
-def test_calls_and_attributes(make):
+def test_vector_env_calls_and_attributes_match_gymnasium(make):
     """Values of all environments in order; one value for all, or one per environment."""
     with make(MAKERS) as env:
         env.reset(seed=42)
@@ -76,7 +76,7 @@ def test_calls_and_attributes(make):
             use()
 
 
-def test_vector_environments_without_single_environments():
+def test_calls_without_single_environments_raise():
     """Calls are not supported, and frames are None without a render mode."""
     inner = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point")
     with GymVectorEnv(inner) as env:
@@ -107,7 +107,7 @@ OF_TEXTS = SimpleNamespace(
         (SimulatorVectorEnv, OF_TEXTS, {}),
     ],
 )
-def test_an_object_whose_constructor_fails_can_be_closed(kind, source, settings):
+def test_failed_vector_env_can_be_closed(kind, source, settings):
     """Old versions of Gymnasium call `close` when the object is deleted."""
     env = kind.__new__(kind)
     with pytest.raises(MazeTrainError):
@@ -115,7 +115,7 @@ def test_an_object_whose_constructor_fails_can_be_closed(kind, source, settings)
     env.close()
 
 
-def test_videos_are_recorded(tmp_path):
+def test_gymnasium_records_vector_videos(tmp_path):
     """By Gymnasium's wrapper for vector environments."""
     pytest.importorskip("moviepy")
     env = gymnasium.wrappers.vector.RecordVideo(
@@ -129,7 +129,7 @@ def test_videos_are_recorded(tmp_path):
 
 
 @pytest.mark.parametrize("make", ["sequential", "processes"])
-def test_a_replay_loop_stores_what_gymnasium_gives(make):
+def test_replay_loop_stores_gymnasium_transitions(make):
     """Observations before and after each step, with final observations and episode infos."""
 
     def transitions(env):

@@ -48,7 +48,7 @@ def played(*turns: Turn) -> tuple[JointEnv, list[Any]]:
     return env, results
 
 
-def test_joint_observations_of_turns() -> None:
+def test_joint_observations_follow_turns() -> None:
     """Agents act alone and together, join, terminate and are truncated until the episode ends."""
     env, results = played(
         Turn({"a": A}, infos={"a": {"x": 1}}),
@@ -98,7 +98,7 @@ def test_joint_observations_of_turns() -> None:
         env.step(ACTION)
 
 
-def test_an_episode_without_truncated_agents_is_terminated() -> None:
+def test_joint_episode_without_truncation_terminates() -> None:
     """The episode terminates with its last agent, or with a turn in which no agent acts."""
     for last in (Turn({"a": A}, terminated=["a"]), Turn({}, {"a": 1.0})):
         _, results = played(Turn({"a": A, "b": B}), Turn({"a": A}, terminated=["b"]), last)
@@ -157,7 +157,7 @@ FIRST = Turn({"a": A, "b": B})
     ],
     ids=lambda value: "" if isinstance(value, list) else str(value),
 )
-def test_turns_that_can_not_be_meant(turns: list[Turn], message: str | None) -> None:
+def test_invalid_turns_raise(turns: list[Turn], message: str | None) -> None:
     """Invalid turns raise an error with the agent, the problem and the expected value."""
     if message is None:
         played(*turns)
@@ -167,7 +167,7 @@ def test_turns_that_can_not_be_meant(turns: list[Turn], message: str | None) -> 
 
 
 @pytest.mark.parametrize("names", [[], ["a", ""], ["a", "b/c"], ["a", "a"], [0, 1]], ids=str)
-def test_names_that_can_not_be_used(names: Any) -> None:
+def test_invalid_agent_names_raise(names: Any) -> None:
     """Names must be distinct non-empty strings without slashes."""
     env = Script(FIRST)
     env.possible_agents = names
@@ -175,7 +175,7 @@ def test_names_that_can_not_be_used(names: Any) -> None:
         JointEnv(env)
 
 
-def test_masks_of_agents_are_not_those_of_joint_actions() -> None:
+def test_agent_masks_must_match_their_actions() -> None:
     """A mask belongs to its agent; a mask that does not match the actions raises an error."""
     env = JointEnv(Script(FIRST))
     assert mask_layout(env.observation_space, env.action_space) is None
@@ -187,7 +187,7 @@ def test_masks_of_agents_are_not_those_of_joint_actions() -> None:
         JointEnv(script)
 
 
-def test_random_actions_are_legal() -> None:
+def test_random_joint_actions_are_legal() -> None:
     """Random actions of acting agents are legal, also in random resets; other masks are ignored."""
     env, results = played(FIRST, Turn({"a": A, "b": NO_MOVE}, terminated="b"))
     legal_of = LegalChoices(env.observation_space, env.action_space)
@@ -232,7 +232,7 @@ def steps(vector: Any, count: int, obs: Any = None, seed: int = 0) -> list[Any]:
 
 @pytest.mark.parametrize("name", ["Heaps", "LuckyHeaps"])
 @pytest.mark.parametrize("make", BACKENDS)
-def test_running_episodes_go_on_elsewhere(make: Any, name: str) -> None:
+def test_joint_episodes_are_restored_exactly(make: Any, name: str) -> None:
     """Restored episodes continue bit for bit, even after agents have joined.
 
     They are restored by their actions, or by the state of the environment.
@@ -246,7 +246,7 @@ def test_running_episodes_go_on_elsewhere(make: Any, name: str) -> None:
             assert_equal_steps(a, b)
 
 
-def test_factory_limits_and_wraps() -> None:
+def test_joint_env_factory_limits_and_wraps() -> None:
     """Factories accept paths, classes and functions; a time limit truncates the joint episode."""
     env = heaps(max_episode_steps=1, kwargs={"most": 7, "render_mode": "rgb_array"})()
     obs, _ = env.reset(seed=0)
@@ -280,7 +280,7 @@ class Blind(Script):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("how", ["terminated", "truncated"])
-def test_last_observations_that_are_not_finite(how: str, value: float) -> None:
+def test_non_finite_last_observations_of_agents(how: str, value: float) -> None:
     """Such observations are hidden. For truncated agents they raise an error or drop the turn."""
     for skips in (False, True):
         settings = {"on_non_finite": "skip"} if skips else {}
@@ -303,7 +303,7 @@ def test_last_observations_that_are_not_finite(how: str, value: float) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*WARN:UserWarning")
-def test_checker_of_gymnasium() -> None:
+def test_joint_envs_pass_the_gymnasium_checker() -> None:
     """Joint environments pass the checker of Gymnasium."""
 
     class Walk(Script):

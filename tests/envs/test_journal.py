@@ -114,7 +114,7 @@ def is_plain(value):
 @pytest.mark.slow
 @pytest.mark.parametrize("env", everyday(1, ["CartPole-v1", NestedEnv]))
 @sweep("steps", [0, 1, 23])
-def test_round_trip_over_kinds_and_workers(env, steps):
+def test_journal_state_round_trips_over_backends_and_workers(env, steps):
     """A state can be restored by any vector environment with any number of workers."""
     factories = [EnvFactory.from_any(env)] * N
     with (
@@ -143,7 +143,7 @@ def test_round_trip_over_kinds_and_workers(env, steps):
 
 
 @pytest.mark.parametrize("case", everyday(3, REAL))
-def test_real_environments_do_the_same_again(case):
+def test_real_environments_are_restored_exactly(case):
     """Real environments continue bit for bit, in new instances and in used ones."""
     name, steps = case
     pytest.importorskip("ale_py" if name.startswith("ALE") else "gymnasium")
@@ -164,7 +164,7 @@ def test_real_environments_do_the_same_again(case):
         assert_go_on_equally(one, [new, used], 40)
 
 
-def test_atari_episodes_of_one_game_are_played_from_its_start():
+def test_journal_of_atari_begins_with_the_game():
     """After a lost life, the journal begins with the game, not with the episode."""
     pytest.importorskip("ale_py")
     factories = [EnvFactory.from_any("ALE/Breakout-v5")] * 2
@@ -177,7 +177,7 @@ def test_atari_episodes_of_one_game_are_played_from_its_start():
         assert any(record["steps"] < len(record["actions"][""]) for record in records)
 
 
-def test_options_belong_to_the_first_episode():
+def test_reset_options_apply_to_the_first_episode():
     """Reset options are saved as given and apply to the first episode only."""
     with here([OptionEnv] * 2) as one, here([OptionEnv] * 2) as two:
         options = {"start": 2}
@@ -199,7 +199,7 @@ def test_options_belong_to_the_first_episode():
 
 
 @pytest.mark.parametrize("make", BACKENDS)
-def test_an_environment_that_differs(make):
+def test_differing_replay_raises_or_begins_an_episode(make):
     """A replay that differs raises an error or, if allowed, begins a new episode."""
     factories = [CountingEnv, lambda: JitterEnv(length=9), CountingEnv]
     with make(factories) as one, make(factories) as two:
@@ -233,7 +233,7 @@ def test_an_environment_that_differs(make):
         (CountingEnv, FailingEnv, {}, "raised RuntimeError: the wheel.*allow"),
     ],
 )
-def test_what_is_not_done_again(make, case):
+def test_replay_difference_is_reported(make, case):
     """The difference of the replay is reported; a new episode may begin instead."""
     before, after, changes, words = case
     state = state_after([before], 4)
@@ -267,7 +267,7 @@ class RoundedEnv(CountingEnv):
         (0.01, np.float32, False),
     ],
 )
-def test_a_difference_within_rounding(make, case, capsys):
+def test_differences_within_rounding_resume_with_a_warning(make, case, capsys):
     """Differences within rounding resume from the saved observation with a warning."""
     error, dtype, is_rounding = case
     exact, other = (lambda: RoundedEnv(0.0, dtype)), (lambda: RoundedEnv(error, dtype))
@@ -289,7 +289,7 @@ def test_a_difference_within_rounding(make, case, capsys):
 
 @pytest.mark.parametrize("make", BACKENDS)
 @sweep("env", [CountingEnv, OwnStateEnv])
-def test_steps_are_counted_on(make, env):
+def test_restored_environments_continue_step_counts(make, env):
     """After a restore, errors name the step of the episode."""
 
     class Failing(env):
@@ -334,7 +334,7 @@ def test_steps_are_counted_on(make, env):
         (lambda state, env: env.update(own={}), r"the saved state has the layers.*same wrappers"),
     ],
 )
-def test_a_state_that_does_not_fit(case):
+def test_damaged_environment_state_raises(case):
     """A damaged state raises EnvError, and the environments can be reset afterwards."""
     change, words = case
     state = state_after([CountingEnv] * 2, 2)
@@ -349,7 +349,7 @@ def test_a_state_that_does_not_fit(case):
             vector.load_state_dict(wrong)
 
 
-def test_after_a_failed_call():
+def test_state_after_a_failed_call_is_unknown():
     """After a failed call, the state is unknown until a reset or a load."""
     with here([FailingEnv]) as vector:
         vector.reset(seed=0)
@@ -367,7 +367,7 @@ def test_after_a_failed_call():
 
 
 @pytest.mark.parametrize("interval", [3000, 20])
-def test_memory_is_given_back(monkeypatch, interval):
+def test_journal_frees_actions_before_episodes(monkeypatch, interval):
     """Actions before an episode start are freed; all actions since are kept, also after saving."""
     monkeypatch.setattr(journal_module, "RECENT_STEPS", (16, 16))
     monkeypatch.setattr(journal_module, "PIECE_NBYTES", 1000)
@@ -399,7 +399,7 @@ def test_memory_is_given_back(monkeypatch, interval):
 
 
 @pytest.mark.parametrize("lengths", [(10**9, 10**9, 7), (10**9, 400, 900)])
-def test_long_episodes(monkeypatch, lengths):
+def test_long_journals_are_saved_identically_with_a_note(monkeypatch, lengths):
     """A restored state is saved with the same bytes; many actions print a note.
 
     Later states share parts with the first actions; damaged parts raise an error.
@@ -437,7 +437,7 @@ def test_long_episodes(monkeypatch, lengths):
                 three.load_state_dict({**late, "envs": [env, *late["envs"][1:]]})
 
 
-def test_the_longest_episodes_are_not_kept(monkeypatch):
+def test_episodes_above_the_journal_limit_are_not_kept(monkeypatch):
     """Episodes above the size limit cannot be resumed; all others can."""
     monkeypatch.setattr(journal_module, "RECENT_STEPS", (16, 16))
     monkeypatch.setattr(journal_module, "MAX_NBYTES", 2000)
@@ -456,7 +456,7 @@ def test_the_longest_episodes_are_not_kept(monkeypatch):
 
 
 @pytest.mark.parametrize("make", BACKENDS)
-def test_own_state_instead_of_actions(make):
+def test_state_dict_replaces_the_journal_of_actions(make):
     """With `state_dict`, no action is replayed: the journal begins at the state."""
     factories = [EnvFactory.from_any(OwnStateEnv, length=40)] * 2
     with make(factories) as one, make(factories) as two:
@@ -478,7 +478,7 @@ def test_own_state_instead_of_actions(make):
         assert_go_on_equally(one, [two], 5)
 
 
-def test_given_seeds_belong_to_one_episode():
+def test_given_seeds_apply_to_one_episode():
     """Later episodes of the same game have derived seeds, also after their state was saved."""
     journal = Journal({"": np.zeros(2, np.int64)})
     journal.begin(None, {0: 8, 1: 9})
@@ -490,7 +490,7 @@ def test_given_seeds_belong_to_one_episode():
         journal.rebase(1, {})
 
 
-def test_own_state_keeps_endless_episodes_short():
+def test_state_dict_frees_earlier_actions():
     """`state_dict` frees the actions before it."""
     with here([lambda: OwnStateEnv(10**9)]) as vector:
         vector.reset(seed=0)
@@ -502,7 +502,7 @@ def test_own_state_keeps_endless_episodes_short():
 
 
 @pytest.mark.parametrize("make", BACKENDS)
-def test_own_state_that_is_not_plain(make):
+def test_unsupported_environment_state_raises(make):
     """A state with unsupported types raises an error with its path, in any process."""
     with make([lambda: OwnStateEnv(extra={1, 2})]) as vector:
         vector.reset(seed=0)
@@ -524,7 +524,7 @@ WRAPPED = EnvConfig(
 
 
 @sweep("is_known", [True, False])
-def test_own_state_through_wrappers(is_known):
+def test_wrappers_pass_environment_states(is_known):
     """Supported wrappers pass `state_dict` on; with other wrappers, actions are replayed."""
     factory = EnvFactory(WRAPPED)
     factories = [factory if is_known else lambda: gymnasium.Wrapper(factory())] * 2

@@ -68,7 +68,7 @@ def spread(n, method="fork"):
     "make", [here, *map(spread, (1, 2, 3)), spread(2, "forkserver"), spread(2, "spawn")]
 )
 @sweep("case", [("CartPole-v1",) * 2, (AwkwardEnv, CountingEnv), (SpoiltEnv, SpoiltEnv)])
-def test_processes_change_no_number(make, case):
+def test_vector_env_equals_sync_vector_env(make, case):
     """All results match Gymnasium's SyncVectorEnv in SAME_STEP mode.
 
     This includes episode seeds, and final observations if an environment reuses memory.
@@ -103,7 +103,7 @@ def test_processes_change_no_number(make, case):
 
 @pytest.mark.parametrize("make", BACKENDS)
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
-def test_other_autoreset_modes(make, mode):
+def test_autoreset_modes_equal_sync_vector_env(make, mode):
     """All results match Gymnasium's SyncVectorEnv, with episodes of different lengths."""
     lengths = (1, 2, 2, 5)
     makers = [partial(CountingEnv, length, length == 2) for length in lengths]
@@ -181,7 +181,7 @@ def lasting(vector, make, steps=8):
 
 
 @pytest.mark.parametrize("make", BACKENDS)
-def test_one_seed_per_environment(make):
+def test_seed_list_determines_all_episodes(make):
     """The list determines all episodes; without a seed, it is drawn."""
     with make([CountingEnv] * 3) as vector:
         later = []
@@ -202,7 +202,7 @@ def test_one_seed_per_environment(make):
 
 
 @pytest.mark.parametrize("make", BACKENDS)
-def test_some_environments_are_reset(make):
+def test_reset_mask_resets_selected_environments(make):
     """The others continue, later seeds do not change, and a state restores the new episodes."""
     with make([CountingEnv] * 3) as vector:
         options = {"reset_mask": np.array([True, False, True]), "level": 1}
@@ -239,7 +239,7 @@ def test_some_environments_are_reset(make):
                 vector.reset(options={"reset_mask": mask})
 
 
-def test_users_get_the_defaults_of_gymnasium():
+def test_vector_env_has_the_defaults_of_gymnasium():
     """By default, results are copies, and every step has infos."""
     for make in (
         SequentialVectorEnv,
@@ -267,7 +267,7 @@ ACTION_SPACES = [
 
 @pytest.mark.parametrize("make", ALL)
 @sweep("space", ACTION_SPACES)
-def test_samples_of_the_action_space_are_actions(make, space):
+def test_action_space_samples_are_valid_actions(make, space):
     """Samples of the action space are valid actions, nested or flat."""
 
     class Echo(CountingEnv):
@@ -303,7 +303,7 @@ def test_buffers_and_copies(make):
 
 
 @pytest.mark.parametrize("make", ALL)
-def test_wrong_actions(make):
+def test_invalid_actions_raise_before_any_step(make):
     """Actions of wrong shape or dtype raise an error before any environment steps."""
     for env, actions, error, words in [
         (CountingEnv, np.zeros((1, 1), np.int64), ShapeError, r"actions has shape \(1, 1\), exp"),
@@ -322,7 +322,7 @@ def test_wrong_actions(make):
 
 
 @pytest.mark.parametrize("make", BACKENDS)
-def test_infos(make):
+def test_final_infos_are_returned(make):
     """Final infos are always returned; numbers become float, and arrays may differ in length."""
     with make([lambda i=i: OddInfoEnv(i) for i in range(3)]) as vector:
         vector.reset(seed=0)
@@ -339,7 +339,7 @@ def test_infos(make):
 @pytest.mark.parametrize(
     "order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 2, 2), (3, 2, 1), (3, 1, 2)]
 )
-def test_infos_may_be_mappings_or_not(make, order):
+def test_infos_may_be_mappings_in_some_environments(make, order):
     """Infos may be mappings in some environments only."""
     kinds = [None, 0.5, {"left": {"far": 3}, "right": 1}, {}]
     with make([lambda i=i: OddInfoEnv(0, kinds[i]) for i in order]) as vector:
@@ -392,7 +392,7 @@ def test_construction_errors(make):
         make([CountingEnv], on_non_finite="ignore")
 
 
-def test_environments_that_can_not_be_restored_keep_nothing():
+def test_environments_without_can_be_restored_record_nothing():
     """Without `can_be_restored`, results are identical, but no state is recorded."""
     makers = [lambda: CountingEnv(length=10**9)] * 2
     vector, other = here(makers, can_be_restored=False), here(makers)
@@ -413,7 +413,7 @@ def test_environments_that_can_not_be_restored_keep_nothing():
 
 @pytest.mark.parametrize("make", ALL)
 @sweep("env", ["CartPole-v1", NestedEnv])
-def test_two_halves_are_a_step(make, env):
+def test_step_async_and_wait_equal_step(make, env):
     """`step_async` and `step_wait` equal `step`, even if the actions are overwritten in between."""
     factories = [EnvFactory.from_any(env)] * 3
     with make(factories) as one, make(factories) as two:
@@ -430,7 +430,7 @@ def test_two_halves_are_a_step(make, env):
 
 
 @pytest.mark.parametrize("make", ALL)
-def test_work_between_the_halves(make):
+def test_workers_step_before_step_wait(make):
     """Workers step before `step_wait`; in one process, environments step in `step_wait`."""
     with make([CountingEnv] * 2) as vector:
         vector.reset(seed=0)
@@ -444,7 +444,7 @@ def test_work_between_the_halves(make):
 
 
 @pytest.mark.parametrize("make", ALL)
-def test_nothing_else_between_the_halves(make):
+def test_other_calls_during_step_async_raise(make):
     """Other calls between `step_async` and `step_wait` raise an error; the step continues."""
     with make([CountingEnv] * 2) as one, make([CountingEnv] * 2) as two:
         one.reset(seed=5)
@@ -470,7 +470,7 @@ def test_nothing_else_between_the_halves(make):
 
 
 @pytest.mark.parametrize("make", ALL)
-def test_waiting_for_nothing(make):
+def test_step_wait_without_step_async_raises(make):
     """`step_wait` without `step_async`, or after `close`, raises an error."""
     words = r"step_wait\(\) was called without step_async\(actions\) before it"
     with make([CountingEnv] * 2) as vector:
@@ -493,7 +493,7 @@ def test_waiting_for_nothing(make):
 
 
 @pytest.mark.parametrize("make", ALL)
-def test_environments_that_raise_do_so_in_the_second_half(make):
+def test_step_errors_are_raised_in_step_wait(make):
     """Errors are raised in `step_wait`; vector environments that stay open can be reset."""
     vector = make([CountingEnv, lambda: FailingEnv("raise", at=2)])
     vector.reset(seed=0)
@@ -513,7 +513,7 @@ def test_environments_that_raise_do_so_in_the_second_half(make):
 
 
 @pytest.mark.slow
-def test_an_environment_of_a_worker_that_can_not_be_closed(capfd):
+def test_closing_errors_in_workers_are_warnings(capfd):
     """Errors while closing an environment in a worker are reported as warnings."""
 
     class Jammed(CountingEnv):
@@ -551,7 +551,7 @@ def test_global_generators_follow_from_the_seed_and_the_worker():
 
 
 @pytest.mark.slow
-def test_the_generator_of_a_package_imported_in_a_reset_is_seeded():
+def test_generators_of_packages_imported_in_reset_are_seeded():
     """Global generators of packages imported in a reset are seeded by seed and worker."""
     drawn = []
     for seed in (0, 0, 1):

@@ -190,7 +190,7 @@ def scripted(mode: Any, nested: bool) -> Any:
     ],
     ids=["plain", "nested", "native", "reused"],
 )
-def test_transitions_are_those_of_our_own(mode, make, nested):
+def test_third_party_transitions_match_sequential_vector_env(mode, make, nested):
     """Transitions match `SequentialVectorEnv` in every autoreset mode, also with reused buffers."""
     vector = GymVectorEnv(make(mode))
     told = NEXT_STEP if mode is NEXT_STEP else SAME_STEP
@@ -241,7 +241,7 @@ class AsRows(AsList):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("wrapper", [AsList, AsTensors, AsRows])
-def test_infos_may_have_other_formats(mode, wrapper):
+def test_infos_of_other_formats_are_read(mode, wrapper):
     """The infos of ended episodes are the same."""
     found = []
     for wrap in (wrapper, VectorWrapper):
@@ -266,7 +266,7 @@ def test_reset_begins_anew():
     assert "ignored" not in infos
 
 
-def test_copies_and_infos():
+def test_copies_and_infos_are_returned_on_request():
     """Copies of observations and the infos of all steps are returned on request."""
     for copy in (False, True):
         source = ScriptedVectorEnv(DISABLED, reused=True)
@@ -281,7 +281,7 @@ def test_copies_and_infos():
         assert second[0][2, 2] == (2.0 if copy else 3.0)
 
 
-def test_time_limit_of_environments_that_are_reset_here():
+def test_time_limit_applies_in_autoreset_mode_disabled():
     """Time limits apply only in the autoreset mode `DISABLED`."""
     vector = GymVectorEnv(ScriptedVectorEnv(DISABLED), max_episode_steps=2)
     vector.reset(seed=0)
@@ -314,7 +314,7 @@ class Lives(ScriptedVectorEnv):
 
 
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
-def test_lost_lives_and_signs(mode):
+def test_lost_lives_end_third_party_episodes(mode):
     """A lost life terminates an episode, and the game continues; whole games are reported."""
     vector = GymVectorEnv(Lives(mode), atari_training=True, frame_stack={"": 3})
     assert vector.monitored
@@ -379,7 +379,7 @@ def taking(kind: str) -> Any:
     return Taking(NEXT_STEP)
 
 
-def test_seeds():
+def test_third_party_environments_get_distinct_seeds():
     """Environments get distinct seeds in the annotated type."""
     seen = []
     for kind in ("int | list[int | None] | None", "int | np.ndarray | None", "int | None"):
@@ -456,7 +456,7 @@ def spoilt(mode: Any, where: str, spoil: Any) -> Any:
         ],
     ],
 )
-def test_wrong_values(mode, spoil, words):
+def test_invalid_third_party_values_raise(mode, spoil, words):
     """Errors and invalid results raise an error with the index of the environment among all."""
     vector = GymVectorEnv(spoilt(mode, "step", spoil))
     vector.first_env = 4
@@ -466,7 +466,7 @@ def test_wrong_values(mode, spoil, words):
 
 
 @pytest.mark.parametrize("where", ["reset", "step", "close"])
-def test_environments_that_exit(monkeypatch, where):
+def test_exiting_environment_raises_env_error(monkeypatch, where):
     """An environment that exits raises EnvError."""
     source = ScriptedVectorEnv(NEXT_STEP)
     vector = GymVectorEnv(source)
@@ -477,7 +477,7 @@ def test_environments_that_exit(monkeypatch, where):
         calls[where]()
 
 
-def test_integer_observations_get_the_dtype_of_the_space():
+def test_integer_observations_get_the_space_dtype():
     """Integer observations are converted to the dtype of the space; floats are not."""
     vectors = []
     for kind in (np.int32, np.float32):

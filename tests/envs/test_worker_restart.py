@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_file_is_left"), FORK
 
 @pytest.mark.parametrize("start_method", everyday(1, START_METHODS))
 @sweep("between_halves", [False, True])
-def test_killed_workers_change_no_number(between_halves, start_method):
+def test_killed_workers_do_not_change_results(between_halves, start_method):
     """Workers are killed at random times; results match an undisturbed run."""
     rng = np.random.default_rng(5)
     factories = [EnvFactory.from_any(NestedEnv)] * 5
@@ -76,7 +76,7 @@ def test_killed_workers_change_no_number(between_halves, start_method):
         assert pickle.dumps(one.state_dict()) == pickle.dumps(many.state_dict())
 
 
-def test_workers_that_are_faster_than_the_first_half(tmp_path, monkeypatch):
+def test_results_are_saved_before_a_worker_overwrites_them(tmp_path, monkeypatch):
     """Previous results are saved before a worker can overwrite them and die."""
     call, slow = PooledVectorEnv._call, []
 
@@ -104,7 +104,7 @@ EXITED = r"died in a step \(exit code 7\); seeds of its episodes: %d, %d"
     ("how", "seed", "words"),
     [("raise", 1, RAISED), ("exit", 1, EXITED), ("exit", [3, 4, 5], EXITED)],
 )
-def test_a_failure_that_does_not_come_again(how, seed, words, tmp_path, capfd):
+def test_single_failure_is_repaired(how, seed, words, tmp_path, capfd):
     """A failure that does not recur is reported once and does not change the results.
 
     The worker has already stepped some of its environments.
@@ -133,7 +133,7 @@ def test_a_failure_that_does_not_come_again(how, seed, words, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("how", ["raise", "exit"])
-def test_a_failure_that_comes_again(how, capfd):
+def test_repeated_failure_begins_new_episodes(how, capfd):
     """If a failure recurs, the environments of the worker begin new episodes."""
     with restarted([CountingEnv, lambda: FailingEnv(how, 3), CountingEnv]) as vector:
         vector.reset(seed=1)
@@ -157,7 +157,7 @@ def test_a_failure_that_comes_again(how, capfd):
     assert "begin new episodes" in text
 
 
-def test_an_observation_that_differs(capfd):
+def test_differing_replay_loses_the_episode(capfd):
     """An environment whose replay differs loses its episode and is named."""
     with restarted([lambda: JitterEnv(length=9)] * 2) as vector:
         vector.reset(seed=1)
@@ -173,7 +173,7 @@ def test_an_observation_that_differs(capfd):
     )
 
 
-def test_a_reset_that_fails_again():
+def test_failing_resets_try_the_next_seeds():
     """If a reset fails repeatedly, the next seeds are tried, one per restart."""
 
     class Picky(CountingEnv):
@@ -193,7 +193,7 @@ def test_a_reset_that_fails_again():
         assert other.load_state_dict(state)[0].tolist() == obs.tolist()
 
 
-def test_a_reset_of_some_environments_that_fails_again():
+def test_failing_reset_of_some_loses_other_episodes():
     """The other environments of the worker lose their episodes, which the infos tell."""
 
     class Picky(CountingEnv):
@@ -215,7 +215,7 @@ def test_a_reset_of_some_environments_that_fails_again():
         assert other.load_state_dict(state)[0].tolist() == obs.tolist()
 
 
-def test_a_constructor_that_fails_later(tmp_path, capfd):
+def test_constructor_failing_at_restart_is_repeated(tmp_path, capfd):
     """If a constructor fails at a restart, the worker is restarted again."""
 
     class Once(CountingEnv):
@@ -240,7 +240,7 @@ def test_a_constructor_that_fails_later(tmp_path, capfd):
     assert "licence server" in capfd.readouterr().err
 
 
-def test_own_state_is_where_the_repair_begins(tmp_path, capfd):
+def test_repair_begins_at_the_last_state_dict(tmp_path, capfd):
     """A repair begins at the last `state_dict`; earlier actions are not replayed."""
 
     class Own(CountingEnv):
@@ -274,7 +274,7 @@ def test_own_state_is_where_the_repair_begins(tmp_path, capfd):
     capfd.readouterr()
 
 
-def test_a_worker_that_dies_before_its_state_is_saved(capfd):
+def test_worker_that_dies_before_saving_its_state(capfd):
     """A state that no journal can restore is saved after a restart, or saving it raises."""
 
     class Stage(CountingEnv):
@@ -307,7 +307,7 @@ def test_a_worker_that_dies_before_its_state_is_saved(capfd):
 
 
 @pytest.mark.exhaustive
-def test_a_long_replay_is_no_hang():
+def test_timeout_applies_to_each_replayed_step():
     """During a replay, timeout_s applies to each step."""
 
     class Slow(CountingEnv):
@@ -383,7 +383,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("start_method", everyday(1, START_METHODS))
-def test_workers_survive_the_signals_of_a_cluster(start_method, tmp_path):
+def test_workers_survive_cluster_signals(start_method, tmp_path):
     """Workers survive signals sent to all processes: they step, restart, and exit."""
     script = tmp_path / "parent.py"
     script.write_text(SURVIVORS)

@@ -38,7 +38,7 @@ def without_own(found: list[dict[str, str]]) -> list[dict[str, str]]:
     return [{k: v for k, v in row.items() if not k.startswith("callback/")} for row in found]
 
 
-def test_the_order_of_calls_and_added_metrics() -> None:
+def test_callback_calls_are_ordered_and_add_metrics() -> None:
     """Order of calls in three epochs of two updates; other metrics are unchanged."""
     diary = Diary()
     short_run(env=Chance, callbacks=[diary])
@@ -54,7 +54,7 @@ def test_the_order_of_calls_and_added_metrics() -> None:
     assert without_own(found) == rows("plain")
 
 
-def test_what_a_callback_sees() -> None:
+def test_callbacks_access_progress_metrics_and_model() -> None:
     """Callbacks have access to progress, metrics, model, learner and files."""
     seen: list[Any] = []
 
@@ -77,7 +77,9 @@ def test_what_a_callback_sees() -> None:
 
 
 @pytest.mark.parametrize("interval", [1, 5])
-def test_a_callback_ends_the_run(interval: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_callback_ends_the_run_with_its_reason(
+    interval: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The epoch is evaluated, and the first reason is in the summary."""
     stop: Any = {"_target_": "own_callbacks.StopAt", "update": 3}
     callbacks = [stop, StopAt(3, "too late")]
@@ -94,7 +96,7 @@ def test_a_callback_ends_the_run(interval: int, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("threshold", [-100.0, 1000.0])
-def test_stop_at_a_return(threshold: float, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_at_return_ends_training(threshold: float, capsys: pytest.CaptureFixture[str]) -> None:
     """Training stops at the first evaluation that reaches the threshold, also after resuming."""
     stop = StopAtReturn(threshold)
     result = short_run(callbacks=[stop])
@@ -110,7 +112,7 @@ def test_stop_at_a_return(threshold: float, capsys: pytest.CaptureFixture[str]) 
     assert "StopAtReturn: no epoch reported eval/typo; available: " in capsys.readouterr().err
 
 
-def test_a_return_is_reached_by_the_last_value_of_its_metric(
+def test_stop_at_return_uses_the_last_value(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Equal values reach the threshold; epochs without the metric are skipped."""
@@ -124,7 +126,7 @@ def test_a_return_is_reached_by_the_last_value_of_its_metric(
     assert capsys.readouterr().err == ""
 
 
-def test_callbacks_of_one_class_have_a_state_each() -> None:
+def test_callbacks_of_one_class_have_separate_states() -> None:
     """States of callbacks of the same class are restored in order."""
     stops = [StopAt(9), StopAt(4)]
     short_run(callbacks=stops, **CONSTANT)
@@ -133,7 +135,7 @@ def test_callbacks_of_one_class_have_a_state_each() -> None:
     assert [stop.seen for stop in again] == [[1, 2, 3, 4, 5, 6]] * 2
 
 
-def test_the_reason_of_a_signal() -> None:
+def test_stop_reason_of_a_signal_is_set() -> None:
     """`run.stop_reason` is set in `on_run_end`."""
 
     class Interrupting(Callback):
@@ -145,7 +147,7 @@ def test_the_reason_of_a_signal() -> None:
     assert Path("run/diary.txt").read_text() == "1 interrupted\n"
 
 
-def test_a_callback_that_fails_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failing_on_run_end_raises_or_warns(capsys: pytest.CaptureFixture[str]) -> None:
     """The error ends the run, or is a warning after another error."""
     last = Diary("on_run_end")
     with pytest.raises(CallbackError, match=r"Diary\.on_run_end failed"):
@@ -166,7 +168,7 @@ def test_a_callback_that_fails_at_the_end(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     "hook", everyday(2, ["on_run_start", "on_update_end", "on_epoch_end", "on_checkpoint"])
 )
-def test_a_callback_that_fails_loses_nothing(hook: str) -> None:
+def test_failing_callback_loses_nothing(hook: str) -> None:
     """The error names class and method, and the resumed run equals an undisturbed run."""
     short_run("whole", callbacks=[Diary()], **CONSTANT)
     at = 0 if hook == "on_run_start" else 3
@@ -189,7 +191,7 @@ def test_a_callback_that_fails_loses_nothing(hook: str) -> None:
     assert diary.updates == 6
 
 
-def test_new_and_dropped_callbacks_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_and_removed_callbacks_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
     """Notes name new and removed callbacks; other callbacks keep their state."""
     short_run(callbacks=[Diary(), StopAt(2)], **CONSTANT)
     diary = Diary()
@@ -214,7 +216,7 @@ def test_new_and_dropped_callbacks_are_told(capsys: pytest.CaptureFixture[str]) 
         ([object()], r"callbacks\[0\].*: expected a maze_train.*Callback"),
     ],
 )
-def test_wrong_callbacks_are_told_before_anything_is_written(given: Any, message: str) -> None:
+def test_invalid_callbacks_raise_before_anything_is_written(given: Any, message: str) -> None:
     """The error contains the index of the callback."""
     with pytest.raises(ConfigError, match=message):
         short_run(callbacks=given)
@@ -222,7 +224,7 @@ def test_wrong_callbacks_are_told_before_anything_is_written(given: Any, message
 
 
 @pytest.mark.parametrize("reason", [" ", "error"])
-def test_a_reason_says_why(reason: str) -> None:
+def test_stop_reason_must_not_be_empty(reason: str) -> None:
     """The reason must not be empty or reserved."""
 
     class Stopping(Callback):
@@ -233,7 +235,7 @@ def test_a_reason_says_why(reason: str) -> None:
         short_run(callbacks=[Stopping()])
 
 
-def test_a_method_that_nothing_calls_is_refused() -> None:
+def test_unknown_callback_hook_raises() -> None:
     """Misspelt methods `on_...` raise an error; other names are allowed."""
     text = r"Late\.on_epoch_ends: no such callback method: .*; did you mean 'on_epoch_end'\?"
     with pytest.raises(ConfigError, match=text):
@@ -241,7 +243,7 @@ def test_a_method_that_nothing_calls_is_refused() -> None:
     type("Fine", (Callback,), {"on_time": True, "epoch_ends": Callback.on_epoch_end})
 
 
-def test_rows_are_copied_when_they_are_asked_for():
+def test_history_rows_are_copied():
     """Changing a row does not change the history; only accessed rows are copied."""
     rows = [{"epoch": float(i)} for i in range(5)]
     history = Rows(rows)
