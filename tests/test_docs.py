@@ -94,6 +94,20 @@ def test_every_page_can_be_reached() -> None:
     assert sorted(re.findall(r"[:-] ([\w/-]+\.md)$", settings, re.MULTILINE)) == sorted(pages)
 
 
+OTHER_WORDS = re.compile(
+    r"\b(folders?|rooms?|floors?|discard\w*|misspelt|behaviour|colour|licence"
+    r"|\w*(normal|vector|central|optim|initial|synchron|random)is(e[ds]?|ing|ation))\b"
+)
+"""Words for which the documentation has another one: see the terms of docs/concepts.md."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=PAGE_IDS)
+def test_pages_have_one_word_and_spelling(page: Path) -> None:
+    """Prose uses American spelling, and one word for each thing."""
+    prose = re.sub(r"`[^`]*`|\]\([^)]*\)|https?://\S+", "", without_blocks(page))
+    assert OTHER_WORDS.findall(prose.lower()) == []
+
+
 TEMPLATE = ("Support", "Settings", "Equations", "Differences from the paper", "An update")
 """First sections of the page of an algorithm, in order."""
 
@@ -315,7 +329,12 @@ def test_floors_are_those_of_the_architecture_test() -> None:
 
 OTHER_NAMES = {
     *("my_envs.py", "mine.py", "my_heating.py", "train.py"),  # example files of the reader
-    *("maze_train.json", "algo.train", "AlgorithmConfig.learners"),  # a file, and names of RLlib
+    *(
+        "maze_train.json",
+        "archive.read",
+        "algo.train",
+        "AlgorithmConfig.learners",
+    ),  # a file, and names of RLlib
     "space.start",  # an attribute of a Gymnasium space
     *("AlgorithmConfig.build_learner", "AlgorithmConfig.build_learner_group"),
 }

@@ -431,8 +431,8 @@ class RayRunnerConfig(RemoteRunnerConfig):
     machine; STRICT_SPREAD: one worker per machine."""
 
     working_dir: str | None = None
-    """Folder with your modules, which Ray copies to all machines. null: the modules must be
-    installed on all machines or be in a shared folder."""
+    """Directory with your modules, which Ray copies to all machines. null: the modules must be
+    installed on all machines or be in a shared directory."""
 
     worker_output: bool = False
     """Whether to show the output of workers and Ray's messages on the console."""
