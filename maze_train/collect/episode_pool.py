@@ -137,7 +137,7 @@ class EpisodeWorker(Worker):
     def drop(self) -> None:
         """Discard all episodes, and remove unfinished videos."""
         self._waiting.waiting.clear()
-        self._envs.rest()
+        self._envs.pause_all()
         if self._runner is not None:
             self._runner.clear()
         if self._recorder is not None:

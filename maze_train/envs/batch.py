@@ -25,7 +25,7 @@ class StepReport:
     infos: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     """Infos of resets and of other steps, with the index of the environment; empty unless
     requested."""
-    lost: list[int] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
     """Environments whose episode was dropped. The rows of these environments are not
     transitions."""
     continuing: list[int] = field(default_factory=list)
@@ -37,7 +37,7 @@ class StepReport:
         """Append the report of the environments that follow in index order."""
         self.ends += other.ends
         self.infos += other.infos
-        self.lost += other.lost
+        self.dropped += other.dropped
         self.continuing += other.continuing
         self.notes += other.notes
 

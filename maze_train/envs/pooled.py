@@ -16,7 +16,7 @@ from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.notices import warn
 from maze_train.core.seeding import episode_seed
-from maze_train.core.step_end import EpisodeEnd, StepBatch
+from maze_train.core.step_end import EpisodeEnd, StepBatch, has_ended
 from maze_train.envs.batch import StepReport
 from maze_train.envs.calls import CALL_ENVS, EnvCall, calls_to_state
 from maze_train.envs.facade import (
@@ -24,16 +24,16 @@ from maze_train.envs.facade import (
     MissingAttributeError,
     checked_seed,
     columns_of,
+    infos_of,
     masked_rows,
 )
 from maze_train.envs.faults import ON_NON_FINITE
 from maze_train.envs.journal import MAX_NBYTES, Difference, Journal
-from maze_train.envs.repair import WorkerRepair
-from maze_train.envs.restoring import TrainingSlice
-from maze_train.envs.slice import SliceSettings
+from maze_train.envs.slice import EnvSlice, SliceSettings
 from maze_train.envs.types import Env
-from maze_train.envs.vector import Array, ArrayTree, MazeVectorEnv, StepBuffers
+from maze_train.envs.vector import Array, ArrayTree, MazeVectorEnv, StepBuffers, StepResult
 from maze_train.envs.wrappers import note_on_ignored_mask
+from maze_train.spaces.autoreset import AutoresetMode
 from maze_train.spaces.describe import MASK_KEY, FlatView
 from maze_train.workers.backends import Pickled, ThisProcess, WorkerBackend
 from maze_train.workers.pool import (
@@ -99,6 +99,15 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
     journal stores the actions for replays; it is not needed for environments with `state_dict()`
     and `load_state_dict(state)`.
 
+    The autoreset modes are those of Gymnasium. Collectors, `state_dict` and restarts of workers
+    require SAME_STEP.
+
+    * SAME_STEP: see `MazeVectorEnv`.
+    * NEXT_STEP: the last step of an episode returns its last observation. The next step ignores the
+      action of this environment, resets it, and returns the first observation and reward 0.
+    * DISABLED: the last step of an episode returns its last observation. The environment must be
+      reset with `reset(options={"reset_mask": mask})` before the next step.
+
     Args:
         env_factories: One function per environment that returns a new environment; lambdas are
             allowed.
@@ -113,13 +122,15 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
             Non-finite first observations always raise an error.
         keeps_terminal_obs: Whether final observations of terminated episodes must be finite too.
         can_be_restored: Whether to store the actions of running episodes for `state_dict`.
-        autoreset: See `SliceSettings`; if False, no actions are stored.
+        autoreset_mode: The autoreset mode, or its value (`SameStep`, `NextStep`, `Disabled`).
+        autoreset: Whether the next episode begins at the end of an episode, in mode SAME_STEP. If
+            False, environments are paused until `begin`, and no actions are stored.
         first_env: Index of the first environment in messages.
         total_envs: See `MazeVectorEnv`.
 
     Raises:
-        ConfigError: If `env_factories` is empty, a factory rejects its settings, or an argument is
-            out of range.
+        ConfigError: If `env_factories` is empty, a factory rejects its settings, an argument is
+            out of range, or the mode is not SAME_STEP and failed workers are restarted.
         EnvError: If an environment cannot be built, or if the spaces of the environments differ.
         WorkerError: If a worker process raises an exception, dies or hangs.
         SpaceError: If a space cannot be flattened, or differs between workers.
@@ -136,6 +147,7 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
         on_non_finite: Literal["raise", "skip"] = "raise",
         keeps_terminal_obs: bool = False,
         can_be_restored: bool = True,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
         autoreset: bool = True,
         first_env: int = 0,
         total_envs: int = 0,
@@ -145,6 +157,16 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
         if not env_factories:
             raise ConfigError("env_factories", "expected at least one factory", env_factories)
         backend = ThisProcess() if backend is None else backend
+        value = (
+            autoreset_mode.value if isinstance(autoreset_mode, AutoresetMode) else autoreset_mode
+        )
+        check_one_of("autoreset_mode", value, [mode.value for mode in AutoresetMode])
+        mode = AutoresetMode(value)
+        if mode is not AutoresetMode.SAME_STEP:
+            autoreset = False
+            if backend.may_restart:
+                problem = "requires on_worker_failure='fail'; expected SameStep for restarts"
+                raise ConfigError("autoreset_mode", problem, value)
         self.can_be_restored = can_be_restored and autoreset
         self.starts_itself = autoreset
         self._paused: set[int] = set()
@@ -164,7 +186,7 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
         )
         make_workers = [
             partial(
-                TrainingSlice,
+                EnvSlice,
                 Pickled(list(env_factories[part.start : part.stop]), "env"),
                 part.start,
                 n,
@@ -181,6 +203,7 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
         except BaseException:
             self.close()
             raise
+        self.metadata["autoreset_mode"] = self.autoreset_mode = mode
 
     def _share_memory(self, num_envs: int) -> None:
         """Query the spaces from the workers, and map the shared memory."""
@@ -192,28 +215,22 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
         self._describe(observation_space, action_space, num_envs, metadata)
         LOG.debug("%d environments, %d workers (%s)", num_envs, len(self._pool), self._pool.host)
         columns = StepBuffers.columns(FlatView(observation_space), self._action, num_envs)
-        memory = self._pool.allocate(columns.nbytes)
+        self._memory = memory = self._pool.allocate(columns.nbytes)
         self._closing.callback(memory.close)
         self._pool.call_all("map", memory)
         self._buffers = buffers = StepBuffers.over(memory.buffer, columns)
         self._journal: Journal | None = None
         if self.can_be_restored or self._pool.may_restart:
             self._journal = Journal(buffers.actions)
-        self._repair: WorkerRepair | None = None
+        # Copies of observations and rewards before the current call, for restarts.
+        self._obs_before: dict[str, Array] = {}
+        self._rewards_before = buffers.rewards.copy()
+        self._copies: list[tuple[Array, Array]] = []
         if not self._pool.workers:  # Exceptions of workers in this process propagate.
-            spaces = (observation_space, action_space)
-            self._repair = WorkerRepair(
-                self._pool,
-                self._slices,
-                spaces,
-                memory,
-                self._journal,
-                self.calls_made,
-                self._seeded_as,
-                self._paused,
-            )
             if self._pool.may_restart:
-                self._repair.keep(buffers)
+                self._obs_before = {key: column.copy() for key, column in buffers.obs.items()}
+                self._copies = [(self._obs_before[key], buffers.obs[key]) for key in buffers.obs]
+                self._copies.append((self._rewards_before, buffers.rewards))
             for index, part in enumerate(self._slices):
                 rows = buffers.rows(part.start, part.stop)
                 self._pool.sends(index, memory, rows.actions.values())
@@ -221,7 +238,7 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
     @property
     def envs(self) -> list[Env]:
         """The environments in this process; empty if workers are remote."""
-        slices = [worker for worker in self._pool.workers if isinstance(worker, TrainingSlice)]
+        slices = [worker for worker in self._pool.workers if isinstance(worker, EnvSlice)]
         return [env for part in slices for env in part.envs]
 
     @property
@@ -271,7 +288,7 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
             report, lost = self._reset_all(seed, options), set[int]()
         else:
             report = self._reset_rows(rows, options, self._seeds_by_index(seed))
-            lost = set(report.lost) - set(rows)
+            lost = set(report.dropped) - set(rows)
         infos = columns_of(report.infos, self.num_envs)
         if self.notify is not None:
             for text in report.notes[:1]:
@@ -302,25 +319,24 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
         self._call("reset", *arguments)
         report = self._gather("reset", *arguments) or StepReport()
         if not self.starts_itself:
-            self._paused.update(report.lost)
+            self._paused.update(report.dropped)
         if self._journal is not None:
-            self._journal.ended(report.lost)
+            self._journal.ended(report.dropped)
         return report
 
     def _reset_rows(
         self, rows: list[int], options: dict[str, Any] | None, seeds: dict[int, int]
     ) -> StepReport:
-        """Begin new episodes in some environments; see `TrainingSlice.reset_rows`."""
+        """Begin new episodes in some environments; see `EnvSlice.reset_rows`."""
         if self.root_seed is None:
             raise EnvError("reset() with reset_mask: reset all environments once before")
-        if self._repair is not None:
-            self._repair.remember()
+        self._remember()
         self._call("reset_rows", rows, options, seeds)
         report = self._gather("reset_rows", rows, options, seeds) or StepReport()
         self._paused.difference_update(rows)
         if self._journal is not None:
-            self._journal.ended(set(rows) - set(report.lost), (), options, seeds)
-            self._journal.ended(report.lost)
+            self._journal.ended(set(rows) - set(report.dropped), (), options, seeds)
+            self._journal.ended(report.dropped)
         return report
 
     @property
@@ -332,7 +348,7 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
         """Begin episodes in paused environments, with the given seed per row."""
         waiting = dict(seeds)
         while waiting:
-            lost = set(self._reset_rows(list(waiting), None, waiting).lost)
+            lost = set(self._reset_rows(list(waiting), None, waiting).dropped)
             # A restarted worker that cannot restore its environments pauses all of them.
             self._paused |= lost
             self._dropped |= lost - seeds.keys()
@@ -359,37 +375,65 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
         """Start a step in all workers; see `MazeVectorEnv`.
 
         Raises:
+            EnvError: If an environment waits for a reset (mode DISABLED).
             WorkerError: If this vector environment is closed.
         """
+        if self.autoreset_mode is AutoresetMode.DISABLED and self._paused:
+            rows = ", ".join(map(str, sorted(self._paused)))
+            raise EnvError(
+                f"step() was called after the end of the episodes of environments {rows} "
+                "(autoreset mode DISABLED): call reset(options={'reset_mask': mask}) first"
+            )
         super().step_async(actions)
-        if self._repair is not None:
-            self._repair.remember()
+        self._remember()
         self._call("step")
+
+    def step_wait(self) -> StepResult:
+        """Wait for the step started by `step_async`; see `MazeVectorEnv`."""
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            return super().step_wait()
+        resetting = sorted(self._paused)
+        batch = super().receive()
+        ended = has_ended(batch.end)
+        for key, column in self._buffers.obs.items():
+            column[ended] = self._buffers.final_obs[key][ended]
+        batch.rewards[resetting] = 0.0
+        batch.infos = [*batch.infos, *((end.env, end.info) for end in batch.ends)]
+        batch.ends = ()
+        if resetting:
+            batch.infos += self._reset_rows(resetting, None, {}).infos
+        flags = batch.terminated, batch.truncated
+        return self._observations(), batch.rewards, *flags, infos_of(batch, self.num_envs)
+
+    def receive(self) -> StepBatch[Array]:
+        """Wait for a step; see `MazeVectorEnv`.
+
+        Raises:
+            EnvError: If the autoreset mode is not SAME_STEP.
+        """
+        if self.autoreset_mode is not AutoresetMode.SAME_STEP:
+            raise EnvError(f"autoreset_mode = {self.autoreset_mode.value}: expected SameStep")
+        return super().receive()
 
     def _finish_step(self) -> StepBatch[Array]:
         report, buffers, journal = self._gather("step"), self._buffers, self._journal
         if journal is not None:
             journal.record()
         batch = StepBatch(self._observations(), buffers.rewards.copy(), buffers.end.copy())
-        if report is not None:
-            self._add_report(batch, report)
+        if report is None:
+            return batch
+        if not self.starts_itself:
+            self._paused.update((end.env for end in report.ends), report.dropped)
+        elif journal is not None:
+            journal.ended([end.env for end in report.ends], report.continuing)
+            journal.ended(report.dropped)
+        batch.ends, batch.infos, batch.has_gaps = report.ends, report.infos, bool(report.dropped)
+        if report.ends:
+            batch.final_obs = buffers.final_obs[""] if self._is_single else buffers.final_obs
         return batch
 
-    def _add_report(self, batch: StepBatch[Array], report: StepReport) -> None:
-        """Add the episode ends and infos of a report to a batch."""
-        if not self.starts_itself:
-            self._paused.update((end.env for end in report.ends), report.lost)
-        elif self._journal is not None:
-            self._journal.ended([end.env for end in report.ends], report.continuing)
-            self._journal.ended(report.lost)
-        batch.ends, batch.infos, batch.has_gaps = report.ends, report.infos, bool(report.lost)
-        if report.ends:
-            final_obs = self._buffers.final_obs
-            batch.final_obs = final_obs[""] if self._is_single else final_obs
-
     def _make_calls(self, calls: list[EnvCall]) -> None:
-        if self._repair is not None:
-            self._repair.remember()
+        self._remember()
         every = [*self.calls_made, *calls]
         self._call("make_calls", every)
         self._gather("make_calls", every)
@@ -475,8 +519,7 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
         """Return the states of the environments; see `MazeVectorEnv`."""
         states: list[dict[str, Any] | None] = []
         problem = None
-        if self._repair is not None:
-            self._repair.remember()
+        self._remember()
         self._call("own_states")
         try:
             for index, part in enumerate(self._slices):
@@ -488,9 +531,7 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
                         # the environments.
                         given = [None] * len(part)
                     else:
-                        assert self._repair is not None
-                        failure, root = error.with_traceback(None), self.root_seed or 0
-                        given = self._repair.repeat(failure, root, "own_states")
+                        given = self._repeat(error.with_traceback(None), "own_states")
                 problem = problem or (given if isinstance(given, str) else None)
                 states += given
         except BaseException:
@@ -538,9 +579,7 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
                     # The frames of the traceback would keep this object alive.
                     failures.append(error.with_traceback(None))
             for failure in failures:
-                assert self._repair is not None
-                root = self.root_seed or 0
-                reports.insert(failure.index, self._repair.repeat(failure, root, method, *args))
+                reports.insert(failure.index, self._repeat(failure, method, *args))
         except BaseException:
             self._give_up()
             raise
@@ -561,3 +600,115 @@ class PooledVectorEnv(MazeVectorEnv, VectorEnv[Any, Any, Any]):
             self._journal.invalidate()
         if not len(self._pool) or any(map(self._pool.pending, self._indices)):
             self.close()
+
+    def _remember(self) -> None:
+        """Copy observations and rewards before a call; a restarted worker must reproduce them."""
+        for kept, column in self._copies:
+            kept[...] = column
+
+    def _repeat(self, failure: WorkerFailedError, method: str, *args: object) -> Any:
+        """Restart a worker until it completes the call or begins new episodes; return its result.
+
+        If a call of `run.call_envs`, or saving the state of environments, fails again after a
+        restart, the run ends instead.
+
+        Args:
+            failure: Failure of the worker.
+            method: Method of the call.
+            *args: Arguments of the call.
+
+        Raises:
+            MazeTrainError: If the worker cannot be restarted.
+            SpaceError: If the environments of the restarted worker have different spaces.
+        """
+        index, given_up = failure.index, 0
+        part = self._slices[index]
+        while True:
+            repeats = given_up > 0 and method in ("make_calls", "own_states")
+            failure.final = failure.final or repeats
+            outlook = "begin new episodes" if given_up else "are restored"
+            self._pool.restart(
+                failure,
+                f"{failure.text}{self._seeds_of(failure)}",
+                f"and its environments {outlook}",
+            )
+            try:
+                spaces = self._pool.ask(index, "describe")[:2]
+                own = self.env_observation_space, self.single_action_space
+                check_spaces(part.start, spaces, own)
+                self._pool.ask(index, "map", self._memory)
+            except WorkerFailedError as another:
+                # The worker failed before it restored episodes.
+                failure = another.with_traceback(None)
+                continue
+            try:
+                if given_up:
+                    return self._begin_anew(index, given_up)
+                self._put_back(index, restores=method != "reset")
+                return self._pool.ask(index, method, *args)
+            except WorkerFailedError as another:
+                failure = another.with_traceback(None)
+                given_up += 1
+
+    def _put_back(self, index: int, restores: bool) -> None:
+        """Restore the environments of a restarted worker to their state before the call."""
+        assert self._journal is not None
+        if not (restores and self._journal.has_begun):
+            self._pool.ask(index, "make_calls", self.calls_made)
+            return
+        part, before = self._slices[index], (self._obs_before, self._rewards_before)
+        records = [self._journal.record_of(i, *before) for i in part]
+        paused = [i - part.start for i in part if i in self._paused]
+        restored = self.root_seed or 0, self.calls_made, records, False, paused
+        for _, problem in self._pool.ask(index, "restore", *restored):
+            text = f"{worker_names('worker', self._slices)[index]}: {problem.text}"
+            if not problem.is_rounding:
+                raise WorkerFailedError(index, text, raised=True)
+            warn(f"{text}; the difference is within rounding, so training continues")
+
+    def _begin_anew(self, index: int, given_up: int) -> StepReport:
+        """Begin new episodes in a restarted worker after `given_up` failed attempts to restore."""
+        assert self._journal is not None
+        self._pool.ask(index, "make_calls", self.calls_made)
+        started = [self._journal.episodes[i] + given_up - 1 for i in self._slices[index]]
+        report: StepReport = self._pool.ask(index, "begin_anew", self.root_seed or 0, started)
+        report.dropped *= given_up
+        return report
+
+    def _seeds_of(self, failure: WorkerFailedError) -> str:
+        """Return the seeds of the episodes of a worker, for messages without a seed."""
+        if failure.raised or self._journal is None:
+            return ""
+        seeds, (first, total) = [], self._seeded_as
+        for i in self._slices[failure.index]:
+            seed, count = self._journal.given_seed(i), self._journal.episodes[i]
+            if seed is None:
+                seed = episode_seed(self.root_seed or 0, first + i, total, count)
+            seeds.append(seed)
+        return f"; seeds of its episodes: {', '.join(map(str, seeds))}"
+
+
+AutoresetVectorEnv = SequentialVectorEnv = PooledVectorEnv
+"""Aliases of `PooledVectorEnv`, which by default steps the environments in this process."""
+
+
+def SubprocVectorEnv(  # noqa: N802 (established name)
+    env_factories: Sequence[Callable[[], Env]],
+    *,
+    n_workers: int = 0,
+    start_method: str = "forkserver",
+    timeout_s: float = 300.0,
+    on_worker_failure: str = "fail",
+    max_worker_restarts: int = 10,
+    **settings: Any,
+) -> PooledVectorEnv:
+    """Create a vector environment in processes; see `LocalProcesses` for the arguments.
+
+    `**settings` are arguments of `PooledVectorEnv`.
+    """
+    from maze_train.workers.process_pool import LocalProcesses
+
+    backend = LocalProcesses(
+        n_workers, timeout_s, on_worker_failure, max_worker_restarts, start_method
+    )
+    return PooledVectorEnv(env_factories, backend, **settings)

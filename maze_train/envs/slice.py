@@ -1,20 +1,24 @@
-"""Slice of environments that are stepped sequentially in one process."""
+"""Slice of environments that one worker steps sequentially, restores and plays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+import copy
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from maze_train.core.errors import ConfigError
+from maze_train.core.seeding import EpisodeSeeds
 from maze_train.core.step_end import DROPPED, RUNNING, TERMINATED, TRUNCATED, EpisodeEnd
 from maze_train.envs import faults
 from maze_train.envs.batch import StepReport, episode_end, required_keys
 from maze_train.envs.building import build_envs, close_all, closed_on_error
 from maze_train.envs.calls import EnvCall, new_calls
+from maze_train.envs.journal import NOT_KEPT, Difference, EpisodeRecord
 from maze_train.envs.types import Env, Reset
 from maze_train.envs.vector import (
     Array,
@@ -34,17 +38,13 @@ from maze_train.envs.wrappers import (
     own_state,
 )
 from maze_train.spaces.agents import agent_spaces, agents_of
-from maze_train.spaces.describe import FlatView
+from maze_train.spaces.describe import MASK_KEY, FlatView
 from maze_train.spaces.masks import mask_layout
 from maze_train.workers.backends import Pickled
-from maze_train.workers.pool import Memory, PrivateMemory, Worker, WorkerContext
+from maze_train.workers.pool import CallCancelledError, Memory, PrivateMemory, Worker, WorkerContext
 
 if TYPE_CHECKING:
     from maze_train.envs.agents import JointEnv
-
-SeedSource: TypeAlias = Callable[[int], int | None]
-"""Returns the seed of the next episode for the row of an environment; None pauses the
-environment."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,10 @@ class SliceSettings:
 
     seeded_as: tuple[int, int] = (0, 1)
     """Index of the first environment of all slices among the environments of all processes of a
-    run, and the total number of environments. Both values determine the seeds of a
-    `TrainingSlice`."""
+    run, and the total number of environments. Both values determine the seeds of episodes."""
 
     autoreset: bool = True
-    """Whether an episode of a `TrainingSlice` is followed by the next one; if False, the
-    environment is paused until `reset_rows`."""
+    """Whether an episode is followed by the next one; if False, the environment is paused."""
 
     whole_games: bool = False
     """Whether each episode is a whole game, independent of earlier episodes: a reset never
@@ -83,9 +81,11 @@ class SliceSettings:
 class EnvSlice(Worker):
     """The environments `first, first + 1, ...`; each one uses one row of every array.
 
-    When an episode ends, the next one begins with the seed from the seed source. If the source
-    returns None, the environment is paused: it is not stepped, and its row does not change. Errors
-    of environments are raised as `EpisodeError`.
+    In training (`reset`), the seeds of all episodes are derived from one seed, and running episodes
+    can be restored by replaying the records of a journal, or from saved states of the environments.
+    In playing (`begin`), the caller gives the seed of each episode. Without `autoreset`, an
+    environment is paused at the end of its episode: it is not stepped, and its row does not change.
+    Errors of environments are raised as `EpisodeError`.
 
     Args:
         factories: Functions that build the environments.
@@ -103,7 +103,7 @@ class EnvSlice(Worker):
         action: View of the action space.
         playing: Rows of the environments that are not paused, in increasing order.
         rows: `playing` as an array.
-        resting: Rows of the paused environments.
+        paused: Rows of the paused environments.
         seeds: Seed of the running or last episode of each environment.
         obs: Current observations, `[n, ...]` per leaf.
         final_obs: Final observations of episodes that ended in the last step, `[n, ...]` per leaf.
@@ -118,6 +118,7 @@ class EnvSlice(Worker):
     """
 
     starts_itself = False
+    paused: set[int]
     obs: dict[str, Array]
     final_obs: dict[str, Array]
     actions: dict[str, Array]
@@ -150,7 +151,7 @@ class EnvSlice(Worker):
         self.agents = agents_of((self.observation.space, self.action.space))
         keys = settings.info_keys
         self._keys = None if keys is None else required_keys(keys, self.agents)
-        self._next_seed: SeedSource = lambda i: None
+        self._run: list[EpisodeSeeds] = []
         self._unplayed: dict[int, dict[str, Any]] = {}
         self._calls: list[EnvCall] = []
         self._num_called = [0] * len(self.envs)
@@ -161,7 +162,7 @@ class EnvSlice(Worker):
         self._report: StepReport | None = None
         self._note: str | None = None
         self._columns: list[Array] = []
-        self.rest()
+        self.pause_all()
 
     @classmethod
     def for_playing(
@@ -177,7 +178,9 @@ class EnvSlice(Worker):
         Raises:
             SpaceError: If a mask does not match the action space. See also the class.
         """
-        settings = SliceSettings(on_non_finite=on_non_finite, final_obs=final_obs, whole_games=True)
+        settings = SliceSettings(
+            on_non_finite=on_non_finite, final_obs=final_obs, autoreset=False, whole_games=True
+        )
         made = cls(Pickled(factories, "env"), 0, len(factories), number, settings, WorkerContext())
         with closed_on_error(made.envs):
             columns = StepBuffers.columns(made.observation, made.action, len(factories))
@@ -225,6 +228,77 @@ class EnvSlice(Worker):
     def _row(self, i: int) -> dict[str, Array]:
         return {key: column[i] for key, column in self.obs.items()}
 
+    def reset(
+        self, seed: int, options: dict[str, Any] | None, seeds: Mapping[int, int]
+    ) -> StepReport:
+        """Begin a sequence of episodes whose seeds are derived from `seed`; see `reset_rows`."""
+        self._begin_run(seed)
+        rows = range(self._first, self._first + len(self.envs))
+        return self.reset_rows(rows, options, seeds)
+
+    def reset_rows(
+        self, rows: Collection[int], options: dict[str, Any] | None, seeds: Mapping[int, int]
+    ) -> StepReport:
+        """Begin the next episode in some environments.
+
+        Args:
+            rows: Indices of the environments; those of other slices are ignored.
+            options: Options of the resets.
+            seeds: Seeds by index; the seeds of other environments are derived.
+        """
+        report = StepReport()
+        for i, source in enumerate(self._run):
+            index = self._first + i
+            if index not in rows:
+                continue
+            derived = source.next()
+            # The options are copied, because an environment may modify its argument.
+            info = self.start(i, seeds.get(index, derived), copy.deepcopy(options))
+            if self._note is not None:
+                report.notes.append(self._note)
+                self._note = None
+            if self._keys is not None and not self._settings.step_infos:
+                info = {MASK_KEY: info[MASK_KEY]} if MASK_KEY in info else {}
+            report.infos.append((index, info))
+        return report
+
+    def begin_anew(self, seed: int, episodes: Sequence[int]) -> StepReport:
+        """Drop the running episodes and begin the next episode in every environment.
+
+        Without `autoreset`, the environments are paused instead.
+
+        Args:
+            seed: Seed of the sequence of episodes.
+            episodes: Number of episodes begun so far, by environment.
+        """
+        self._begin_run(seed)
+        self.end.fill(DROPPED)
+        report = StepReport(dropped=[self._first + i for i in range(len(self.envs))])
+        if not self._settings.autoreset:
+            self.pause_all()
+        for i, count in enumerate(episodes):
+            self._run[i].episodes_started = count
+            if i in self.paused:
+                continue
+            info = self.start(i, self._run[i].next())
+            if self._settings.step_infos:
+                report.infos.append((self._first + i, info))
+        return report
+
+    def _begin_run(self, seed: int) -> None:
+        first, num_envs = self._settings.seeded_as
+        indices = range(first + self._first, first + self._first + len(self.envs))
+        self._run = [EpisodeSeeds(seed, index, num_envs) for index in indices]
+        self._context.seed_generators(seed + first)
+        self._clear_rows(slice(None))
+        self._steps = 0
+        self.paused = set()
+        self._arrange()
+
+    def _clear_rows(self, rows: int | slice) -> None:
+        self.rewards[rows] = 0.0
+        self.end[rows] = RUNNING
+
     def begin(self, seeds: Mapping[int, int]) -> None:
         """Begin episodes in paused environments, with the given seed per row."""
         for i, seed in seeds.items():
@@ -238,29 +312,33 @@ class EnvSlice(Worker):
         report = self.step()
         if report is None:
             return {}
-        return {**{end.env: end for end in report.ends}, **dict.fromkeys(report.lost)}
+        return {**{end.env: end for end in report.ends}, **dict.fromkeys(report.dropped)}
 
     def start(self, i: int, seed: int, options: dict[str, Any] | None = None) -> dict[str, Any]:
         """Begin an episode in a new game; return the info."""
         try:
-            self._let_go(i)
+            self._force_new_game(i)
             is_first = i == 0 and not self._has_begun[i]
             obs, info = self._reset(i, seed, options)
             if is_first:
                 self._note = note_on_lists(self.observation, obs)
-            self._counted(i)
+            self._take_monitor_result(i)
             self._write_obs(i, obs)
             faults.check_finite(self._row(i))
         except BaseException as error:
             raise self._fault(i, error) from error
-        if i in self.resting:
-            self.resting.remove(i)
+        if i in self.paused:
+            self.paused.remove(i)
             self._arrange()
         return info
 
-    def rest(self) -> None:
+    def pause_all(self) -> None:
         """End all running episodes."""
-        self.resting = set(range(len(self.envs)))
+        self.paused = set(range(len(self.envs)))
+        self._arrange()
+
+    def _pause(self, i: int) -> None:
+        self.paused.add(i)
         self._arrange()
 
     def steps_of(self, i: int) -> int:
@@ -276,7 +354,7 @@ class EnvSlice(Worker):
 
     def _arrange(self) -> None:
         """Update the lists of environments that are stepped."""
-        self.playing = [i for i in range(len(self.envs)) if i not in self.resting]
+        self.playing = [i for i in range(len(self.envs)) if i not in self.paused]
         self.rows = np.array(self.playing, np.int64)
         self._in_turn = [(i, self.envs[i]) for i in self.playing]
 
@@ -297,16 +375,16 @@ class EnvSlice(Worker):
             self.envs[i].reset(seed=0)
             self._unplayed[i] = own_state(self.envs[i])
 
-    def _let_go(self, i: int) -> None:
+    def _force_new_game(self, i: int) -> None:
         """Begin a new game at the next reset."""
         for layer in self._continuing[i]:
             layer.goes_on = False
 
-    def _goes_on(self, i: int) -> bool:
+    def _game_continues(self, i: int) -> bool:
         """Whether a wrapper ended an episode within a running game."""
         return any(layer.goes_on for layer in self._continuing[i])
 
-    def _counted(self, i: int) -> tuple[float, int] | None:
+    def _take_monitor_result(self, i: int) -> tuple[float, int] | None:
         """Return and clear the raw return and length of the last game; None if no game ended."""
         monitor = self._monitors[i]
         return None if monitor is None else monitor.take()
@@ -358,8 +436,6 @@ class EnvSlice(Worker):
     def step(self) -> StepReport | None:
         """Step all environments that are not paused.
 
-        When an episode ends, the next one begins unless the seed source returns None.
-
         Returns:
             Episode ends and infos; None if there are neither.
         """
@@ -367,15 +443,6 @@ class EnvSlice(Worker):
         self._steps += 1
         self.end.fill(RUNNING)
         infos: list[tuple[int, Any]] | None = [] if self._settings.step_infos else None
-        total = self._step_envs(infos)
-        if infos is not None:
-            self._report_of_step().infos += [(self._first + i, info) for i, info in infos]
-        if not (total <= faults.MAX_FLOAT32 and self._finite.passes()):
-            self._drop_non_finite()
-        return self._report
-
-    def _step_envs(self, infos: list[tuple[int, Any]] | None) -> float:
-        """Step the environments; return the sum of absolute rewards."""
         rewards, write_obs, total, i = self.rewards, self._write_obs, 0.0, 0
         try:
             for (i, env), action in zip(self._in_turn, self._next_actions(), strict=False):
@@ -390,10 +457,15 @@ class EnvSlice(Worker):
                     obs, info = following
                 write_obs(i, obs)
                 if infos is not None:
-                    infos.append((i, faults.checked_info(info)))
+                    infos.append((self._first + i, faults.checked_info(info)))
         except BaseException as error:
             raise self._fault(i, error) from error
-        return total
+        if infos:
+            self._report_of_step().infos += infos
+        # One check for all environments; `_drop_non_finite` finds the environment.
+        if not (total <= faults.MAX_FLOAT32 and self._finite.passes()):
+            self._drop_non_finite()
+        return self._report
 
     def _next_actions(self) -> Iterable[Any]:
         """Return copies of the actions, because environments may keep or modify them."""
@@ -426,7 +498,7 @@ class EnvSlice(Worker):
         """Report the end of an episode; return the next observation and info, or None if paused."""
         kept = self._settings.final_obs
         faults.checked_flags(terminated, truncated)
-        if self._settings.whole_games and not truncated and self._goes_on(i):
+        if self._settings.whole_games and not truncated and self._game_continues(i):
             following, game_end = continue_game(self.envs[i], self._continuing[i])
             if game_end is None:
                 return following, faults.checked_info(info)
@@ -448,32 +520,26 @@ class EnvSlice(Worker):
             self._drop(i)
         else:
             self._report_of_step().ends.append(end)
-        return self._next_episode(i, end)
-
-    def _next_episode(self, i: int, end: EpisodeEnd) -> tuple[Any, dict[str, Any]] | None:
-        """Begin the next episode, possibly in the same game; return None if paused."""
-        monitor, following = self._monitors[i], None
+        monitor, upcoming = self._monitors[i], None
         if self._settings.whole_games:
-            self._let_go(i)
+            self._force_new_game(i)
             if monitor is not None:
                 monitor.end()  # An outer wrapper may have ended the episode.
-        elif self._goes_on(i):
+        elif self._game_continues(i):
             self._report_of_step().continuing.append(self._first + i)
-        seed = self._next_seed(i)
-        if seed is None:
-            self.resting.add(i)
-            self._arrange()
+        if self._settings.autoreset:
+            upcoming = self._reset(i, self._run[i].next(), None)
         else:
-            following = self._reset(i, seed, None)
+            self._pause(i)
         # The game statistics are read after the reset, because the reset may end the game.
-        end.counted = self._counted(i)
-        return following
+        end.counted = self._take_monitor_result(i)
+        return upcoming
 
     def _drop(self, i: int) -> None:
         """Drop an episode; the next reset begins a new game."""
         self.rewards[i], self.end[i] = 0.0, DROPPED
-        self._report_of_step().lost.append(self._first + i)
-        self._let_go(i)
+        self._report_of_step().dropped.append(self._first + i)
+        self._force_new_game(i)
 
     def _drop_non_finite(self) -> None:
         """Find non-finite values; raise an error or drop the episodes."""
@@ -488,11 +554,150 @@ class EnvSlice(Worker):
                 if not self._skips or self._episode_start[i] == self._steps:
                     raise self._fault(i, error) from error
             self._drop(i)
-            seed = self._next_seed(i)
-            if seed is not None:
-                self.start(i, seed)
+            if self._settings.autoreset:
+                self.start(i, self._run[i].next())
                 continue
-            self.resting.add(i)
-            self._arrange()
+            self._pause(i)
             for column in self.obs.values():
                 column[i] = 0
+
+    def restore(
+        self,
+        seed: int,
+        calls: Sequence[EnvCall],
+        records: Sequence[EpisodeRecord],
+        allow_new_episodes: bool,
+        paused: Collection[int] = (),
+    ) -> list[tuple[int, Difference]]:
+        """Restore every environment by replaying the actions of its record.
+
+        Args:
+            seed: Seed of the sequence of episodes.
+            calls: All calls of the environments so far.
+            records: One record per environment.
+            allow_new_episodes: Whether to begin a new episode if a replay differs from its record.
+                If the difference is within rounding, the episode always continues, with the
+                recorded observation.
+            paused: Rows of the environments that are paused instead.
+
+        Returns:
+            Index and difference of each environment whose replay differed.
+        """
+        self._begin_run(seed)
+        self._calls = list(calls)
+        problems = []
+        for i, record in enumerate(records):
+            if i in paused:
+                self._make_calls(i, len(calls))
+                self._restore_obs(i, record)
+                self._pause(i)
+                continue
+            try:
+                problem = self._replay(i, record)
+            except CallCancelledError:
+                raise  # The caller no longer waits for the result.
+            except BaseException as error:
+                problem = Difference(f"it raised {faults.explained(error)}")
+            self._take_monitor_result(i)
+            self.rewards[i] = record.reward
+            self._episode_start[i] = -record.steps
+            if problem is None:
+                continue
+            outcome = "" if problem.is_rounding else "could not be restored: "
+            place = f"{record.num_actions} actions in the episode with seed {self.seeds[i]}"
+            text = f"environment {self._number + i} {outcome}after {place}, {problem.text}"
+            problems.append((self._first + i, replace(problem, text=text)))
+            if problem.is_rounding:
+                self._restore_obs(i, record)
+            elif allow_new_episodes:
+                self._run[i].episodes_started = record.episodes
+                self._clear_rows(i)
+                self._make_calls(i, len(calls))
+                self.start(i, self._run[i].next())
+        return problems
+
+    def _restore_obs(self, i: int, record: EpisodeRecord) -> None:
+        """Set the current observation to the recorded one."""
+        for key, column in self.obs.items():
+            column[i] = record.obs[key]
+
+    def _replay(self, i: int, record: EpisodeRecord) -> Difference | None:
+        """Replay an episode; return the difference from the record, if any."""
+        env, seeds = self.envs[i], self._run[i]
+        seeds.episodes_started = record.base_episodes - 1
+        self._force_new_game(i)
+        seed = seeds.next()
+        self.seeds[i] = seed = seed if record.seed is None else record.seed
+        if not record.is_kept:
+            return Difference(NOT_KEPT)
+        if self._num_called[i] > record.calls:
+            return Difference("the environment received different calls before")
+        self._make_calls(i, record.calls)
+        obs, _ = self._reset(i, seed, copy.deepcopy(record.options))
+        if record.own is not None:
+            load_own_state(env, record.own)
+        reward: SupportsFloat = record.reward
+        actions = record.all_actions()
+        for k, action in enumerate(self._built(actions, record.num_actions), start=1):
+            self._make_calls_at(i, record, k - 1)
+            self._episode_start[i] -= 1
+            obs, reward, terminated, truncated, _ = env.step(action)
+            self._context.count()
+            if terminated or truncated:
+                if seeds.episodes_started == record.episodes:
+                    return Difference(f"the episode already ended after {k} of them")
+                obs, _ = self._reset(i, seeds.next(), None)
+        if seeds.episodes_started != record.episodes:
+            left = record.episodes - seeds.episodes_started
+            return Difference(f"{left} episodes have not ended")
+        self._make_calls_at(i, record, record.num_actions)
+        if record.own is not None and not record.num_actions:
+            self._restore_obs(i, record)
+            return None
+        self._write_obs(i, obs)
+        return record.difference(self._row(i), float(reward))
+
+    def _make_calls_at(self, i: int, record: EpisodeRecord, k: int) -> None:
+        """Make the calls that are due after k actions of a record."""
+        if record.calls_at:
+            self._make_calls(i, record.calls + bisect_right(record.calls_at, k))
+
+    def call_envs(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[Any] | str:
+        """Call a method of every environment, or read an attribute.
+
+        Returns:
+            The results, or an error message if an environment has no such attribute.
+        """
+        try:
+            found = [env.get_wrapper_attr(name) for env in self.envs]
+        except AttributeError as error:
+            return str(error)
+        return [value(*args, **kwargs) if callable(value) else value for value in found]
+
+    def set_attrs(self, name: str, values: Sequence[Any]) -> None:
+        """Set an attribute of every environment."""
+        for env, value in zip(self.envs, values, strict=True):
+            env.set_wrapper_attr(name, value)
+
+    def own_states(self) -> list[dict[str, Any] | None] | str:
+        """Return the state of each environment (None if not supported), or an error message."""
+        states: list[dict[str, Any] | None] = []
+        for i, env in enumerate(self.envs):
+            try:
+                states.append(own_state(env) if self._offers_own_state[i] else None)
+            except BaseException as error:
+                return str(self._fault(i, error))
+        return states
+
+    def load_own_states(self, states: Sequence[dict[str, Any] | None]) -> None:
+        """Load states from `own_states`; must be followed by a reset."""
+        self._begin_run(0)
+        for i, state in enumerate(states):
+            if state is not None:
+                self.start(i, self._run[i].next())
+                try:
+                    load_own_state(self.envs[i], state)
+                except BaseException as error:
+                    raise self._fault(i, error) from error

@@ -88,14 +88,14 @@ def ends_of(envs: EnvSlice, *actions: int) -> dict[int, EpisodeEnd | None]:
     """Take a step; return the ends of episodes by environment, None for a dropped episode."""
     envs.actions[""][: len(actions)] = actions
     report = envs.step() or StepReport()
-    return {**{end.env: end for end in report.ends}, **dict.fromkeys(report.lost)}
+    return {**{end.env: end for end in report.ends}, **dict.fromkeys(report.dropped)}
 
 
 def assert_equal(envs: EnvSlice, slow: list[SlowEnv]) -> None:
     """Check all reported values of the environments."""
     for i, one in enumerate(slow):
         assert envs.seeds[i] == one.seed
-        assert (i in envs.playing, i in envs.resting) == (one.plays, not one.plays)
+        assert (i in envs.playing, i in envs.paused) == (one.plays, not one.plays)
         if one.plays:
             assert envs.steps_of(i) == one.length
             assert envs.obs["kind"][i] == one.obs["kind"]
@@ -126,7 +126,7 @@ def test_episodes_are_what_slow_ones_are() -> None:
                 assert_same(envs.final_obs["plan"][i], one.obs["plan"])
                 assert end.info == {}
         lost, over = lost + list(ends.values()).count(None), over + len(ends)
-        for i in sorted({*ends, *envs.resting, int(rng.integers(4))}):
+        for i in sorted({*ends, *envs.paused, int(rng.integers(4))}):
             if rng.random() < 0.7:
                 seed = int(rng.integers(10_000))
                 envs.start(i, seed)
@@ -148,8 +148,8 @@ def test_paused_environments_do_not_step() -> None:
     assert envs.playing == []
     envs.begin({0: 5})
     assert [env.unwrapped.seeds for env in envs.envs] == [[3, 4, 5], [6]]
-    envs.rest()
-    assert (envs.playing, envs.resting) == ([], {0, 1})
+    envs.pause_all()
+    assert (envs.playing, envs.paused) == ([], {0, 1})
     assert ends_of(envs) == {}
     assert envs.envs[0].unwrapped.t == 0
 

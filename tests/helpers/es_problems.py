@@ -201,7 +201,7 @@ class Members:
     def begin(self, members, iteration=2, sigma=SIGMA):
         """Begin an iteration with the current policy and some of its members."""
         self._writer.publish(iteration)
-        self.player.env.rest()
+        self.player.env.pause_all()
         self.player.clear()
         self.agent.begin_round(sigma)
         self.waiting.waiting.clear()
