@@ -158,10 +158,10 @@ from maze_train.envs.agents import MultiAgentEnv as MultiAgentEnv
 from maze_train.envs.agents import Turn as Turn
 from maze_train.envs.atari import AtariPreprocessing as AtariPreprocessing
 from maze_train.envs.atari import EpisodicLifeWrapper as EpisodicLifeWrapper
-from maze_train.envs.pooled import SequentialVectorEnv as SequentialVectorEnv
 from maze_train.envs.config import EnvConfig as EnvConfig
 from maze_train.envs.factory import EnvFactory as EnvFactory
 from maze_train.envs.pooled import PooledVectorEnv as PooledVectorEnv
+from maze_train.envs.pooled import SequentialVectorEnv as SequentialVectorEnv
 from maze_train.envs.pooled import SubprocVectorEnv as SubprocVectorEnv
 from maze_train.envs.third_party import ThirdPartyVectorEnv as ThirdPartyVectorEnv
 from maze_train.envs.vector import MazeVectorEnv as MazeVectorEnv

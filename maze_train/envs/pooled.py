@@ -17,21 +17,23 @@ from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.notices import warn
 from maze_train.core.seeding import episode_seed
 from maze_train.core.step_end import EpisodeEnd, StepBatch, has_ended
-from maze_train.envs.batch import StepReport
+from maze_train.envs.batch import StepReport, columns_of, infos_of
 from maze_train.envs.calls import CALL_ENVS, EnvCall, calls_to_state
-from maze_train.envs.facade import (
-    ArgumentError,
-    MissingAttributeError,
-    checked_seed,
-    columns_of,
-    infos_of,
-    masked_rows,
-)
 from maze_train.envs.faults import ON_NON_FINITE
 from maze_train.envs.journal import MAX_NBYTES, Difference, Journal
 from maze_train.envs.slice import EnvSlice, SliceSettings
 from maze_train.envs.types import Env
-from maze_train.envs.vector import Array, ArrayTree, MazeVectorEnv, StepBuffers, StepResult
+from maze_train.envs.vector import (
+    ArgumentError,
+    Array,
+    ArrayTree,
+    MazeVectorEnv,
+    MissingAttributeError,
+    StepBuffers,
+    StepResult,
+    checked_seed,
+    masked_rows,
+)
 from maze_train.envs.wrappers import note_on_ignored_mask
 from maze_train.spaces.autoreset import AutoresetMode
 from maze_train.spaces.describe import MASK_KEY, FlatView

@@ -38,7 +38,7 @@ from maze_train.core.step_end import (
 from maze_train.core.targets import InlineObject, import_extra, maker_of
 from maze_train.envs import faults
 from maze_train.envs.atari import AtariLives
-from maze_train.envs.batch import episode_end, required_keys
+from maze_train.envs.batch import episode_end, info_of, infos_by_key, required_keys
 from maze_train.envs.building import (
     build_failure,
     close_all,
@@ -50,7 +50,6 @@ from maze_train.envs.building import (
 )
 from maze_train.envs.calls import CallableSingleEnvs, EnvCall, calls_from, calls_to_state
 from maze_train.envs.config import EnvConfig
-from maze_train.envs.facade import info_of, infos_by_key
 from maze_train.envs.factory import simulator_of
 from maze_train.envs.types import Mask, Reset, Space
 from maze_train.envs.vector import (

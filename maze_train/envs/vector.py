@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,22 +13,15 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from maze_train.core.errors import EnvError, SpaceError
+from maze_train.core.errors import EnvError, ShapeError, SpaceError, WorkerError
 from maze_train.core.seeding import draw_seed
 from maze_train.core.step_end import DROPPED, EpisodeEnd, StepBatch
+from maze_train.envs.batch import infos_of
 from maze_train.envs.calls import EnvCall, new_calls
-from maze_train.envs.facade import (
-    ArgumentError,
-    CallableEnvs,
-    ClosedError,
-    NoCallError,
-    PendingCallError,
-    checked_seed,
-    infos_of,
-)
 from maze_train.envs.types import Space
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.autoreset import AutoresetMode
@@ -46,7 +39,33 @@ ArrayTree: TypeAlias = "Array | dict[str, Array]"
 StepResult: TypeAlias = "tuple[ArrayTree, npt.NDArray[np.float64], Array, Array, dict[str, Any]]"
 
 
-class MazeVectorEnv(CallableEnvs):
+class ArgumentError(ShapeError, ValueError, TypeError):
+    """Wrong number, shape or type of values; also the built-in errors that Gymnasium raises."""
+
+
+class PendingCallError(EnvError, AlreadyPendingCallError):
+    """A call between `step_async` and `step_wait`."""
+
+    def __init__(self, message: str, name: str = "step") -> None:
+        super().__init__(message, name)
+
+
+class NoCallError(EnvError, NoAsyncCallError):
+    """A call of `step_wait` without `step_async`."""
+
+    def __init__(self, message: str, name: str = "step") -> None:
+        super().__init__(message, name)
+
+
+class ClosedError(WorkerError, ClosedEnvironmentError):
+    """A vector environment is used after `close`."""
+
+
+class MissingAttributeError(EnvError, AttributeError):
+    """An environment has no attribute of the requested name."""
+
+
+class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
     """Base class of vector environments that step into `StepBuffers`.
 
     Autoreset mode is SAME_STEP: when an episode ends, the returned observation is the first of the
@@ -281,6 +300,60 @@ class MazeVectorEnv(CallableEnvs):
                 f"{call} was called between step_async() and step_wait(): call step_wait() first"
             )
 
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every environment, or read an attribute; call between steps.
+
+        Args:
+            name: Name of the method or attribute of the environment or one of its wrappers.
+            *args: Arguments of the method.
+            **kwargs: Keyword arguments of the method.
+
+        Returns:
+            One result per environment.
+
+        Raises:
+            AttributeError: If an environment has no such attribute; nothing is called then.
+            EnvError: If calls are not supported; a WorkerError if the call fails in a worker.
+        """
+        self._check_not_stepping(f"call({name!r})")
+        return tuple(self._call_envs(name, args, kwargs))
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Return an attribute of every environment; see `call`."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every environment; call between steps.
+
+        Restarted workers and restored states do not repeat the change; `run.set_env_attr` in a
+        callback does.
+
+        Args:
+            name: Name of the attribute.
+            values: One value per environment as a list or tuple, or one value for all.
+
+        Raises:
+            ShapeError: If the number of values differs from the number of environments.
+            EnvError: See `call`.
+        """
+        self._check_not_stepping(f"set_attr({name!r})")
+        every = values if isinstance(values, (list, tuple)) else [values] * self.num_envs
+        if len(every) != self.num_envs:
+            raise ArgumentError(f"set_attr: {len(every)} values for {self.num_envs} environments")
+        self._set_attrs(name, every)
+
+    def render(self) -> tuple[Any, ...]:
+        """Return the rendered frame of every environment."""
+        return self.call("render")
+
+    def _call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+        """Call a method of every environment."""
+        raise EnvError(f"call({name!r}): not supported by {type(self).__name__}")
+
+    def _set_attrs(self, name: str, values: Sequence[Any]) -> None:
+        """Set an attribute of every environment."""
+        raise EnvError(f"set_attr({name!r}): not supported by {type(self).__name__}")
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state of every environment as plain values and arrays; call between steps.
 
@@ -443,6 +516,41 @@ class MazeVectorEnv(CallableEnvs):
         if self.copy:
             columns = {key: column.copy() for key, column in columns.items()}
         return columns[""] if self._is_single else columns
+
+
+def checked_seed(seed: object) -> int:
+    """Return a seed as an integer >= 0.
+
+    Raises:
+        SpaceError: If the seed is not an integer >= 0.
+    """
+    if not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise SpaceError(f"reset(seed={seed!r}): expected an integer >= 0, or None")
+    return int(seed)
+
+
+def masked_rows(
+    options: Mapping[str, Any] | None, num_envs: int
+) -> tuple[list[int] | None, dict[str, Any] | None]:
+    """Return the indices selected by `options["reset_mask"]` (None: no mask), and other options.
+
+    Raises:
+        ArgumentError: If the mask is not a bool array [num_envs] with at least one True value.
+    """
+    if options is None or "reset_mask" not in options:
+        return None, None if options is None else dict(options)
+    mask = np.asarray(options["reset_mask"])
+    problem = None
+    if mask.shape != (num_envs,):
+        problem = f"have shape `({num_envs},)`, got {mask.shape}"
+    elif mask.dtype != np.bool_:
+        problem = f"have `dtype=np.bool_`, got {mask.dtype}"
+    elif not mask.any():
+        problem = f"contain a boolean array with at least one True value, got reset_mask={mask}"
+    if problem is not None:
+        raise ArgumentError(f"`options['reset_mask']` must {problem}")
+    rest = {key: value for key, value in options.items() if key != "reset_mask"}
+    return mask.nonzero()[0].tolist(), rest
 
 
 def fitting_stacks(space: Space, declared: Mapping[str, int]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrap
 from maze_train import SequentialVectorEnv
 from maze_train.core.errors import ConfigError, EnvError, SpaceError
 from maze_train.core.seeding import distinct_seeds
-from maze_train.envs.facade import info_of
+from maze_train.envs.batch import info_of
 from maze_train.envs.third_party import GymVectorEnv, autoreset_mode
 
 MODES = list(AutoresetMode)
