@@ -54,7 +54,7 @@ from maze_train.core.errors import (
 )
 from maze_train.core.names import JOBS
 from maze_train.core.notices import notify, say, tell_traceback, warn
-from maze_train.core.run_directory import WHOLE, RunDirectory
+from maze_train.core.run_directory import WHOLE, RunDirectory, objective_of
 from maze_train.core.text import shell_word
 from maze_train.core.torchrun import rank_label
 from maze_train.run.resuming import restarted_run, resumed_config
@@ -88,8 +88,8 @@ class Job(Task):
     def run(self, job: ComposedJob) -> float:
         """Run the command of a job and return the objective value for the sweeper.
 
-        The objective is the best metric of training, the mean return of a rollout, or the value of
-        the best trial of a search; NaN for other commands.
+        The objective is the result of training (see `objective_of`), the mean return of a rollout,
+        or the value of the best trial of a search; NaN for other commands.
         """
         record = self.record_of(job)
         if job.is_verbose:
@@ -272,7 +272,7 @@ def train(values: dict[str, Any], directory: str | None, given: Sequence[str]) -
 
 
 def _train(config: TrainConfig, skips_finished: bool) -> float:
-    """Train and return the best value of the selection metric.
+    """Train and return the objective of the run, see `objective_of`.
 
     Raises:
         RunDirectoryError: If some of the results could not be written.
@@ -280,12 +280,12 @@ def _train(config: TrainConfig, skips_finished: bool) -> float:
     from maze_train.run.train import TrainingRunner
 
     if skips_finished:
-        from maze_train.run.build import finished_metric
+        from maze_train.run.build import finished_objective
 
-        best = finished_metric(config)
-        if best is not None:
+        objective = finished_objective(config)
+        if objective is not None:
             say(f"{config.run_dir} has already finished")
-            return best
+            return objective
     result = TrainingRunner(config).run()
     if result.missing:
         remedy = "restore it" if WHOLE in result.missing else "free disk space"
@@ -293,7 +293,7 @@ def _train(config: TrainConfig, skips_finished: bool) -> float:
             f"training finished, but some results could not be written to {result.run_dir}: "
             f"{', '.join(result.missing)}; {remedy} and resume the run to write them"
         )
-    return result.best_metric
+    return objective_of(result.summary.as_dict(), result.history, config.selection_metric)
 
 
 def roll_out(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> Work:

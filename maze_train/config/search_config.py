@@ -103,8 +103,11 @@ class SearchConfig(Settings):
     mode: Literal["auto", "max", "min"] = "auto"
     """Whether to maximize (max) or minimize (min) the metric; auto: use `evaluation.mode`."""
 
-    value: Literal["best", "final"] = "best"
-    """Value of a run: the best or the final value of the metric."""
+    value: Literal["test", "best", "final"] = "test"
+    """Value of a run. test: the return of the best policy in `evaluation.final_episodes` episodes
+    after training that its selection did not use (by default 20; final for metrics without
+    episodes); final: the last value of the metric; best: the best value, which is biased upwards,
+    since it is a maximum over noisy evaluations."""
 
     sampler: str | dict[str, Any] = "tpe"
     """Optuna sampler: the first part of the class name (`tpe`, `random`, `gp`, `qmc`, ...), or a

@@ -409,5 +409,6 @@ def tell_end(job: StartedJob) -> None:
     if record.error:
         tell_failure(job)
     else:
-        best = f", best {readable(record.objective)}" if math.isfinite(record.objective) else ""
-        say(f"{PROGRAM}: job {record.number}: done in {took}{best}")
+        has_value = math.isfinite(record.objective)
+        value = f", objective {readable(record.objective)}" if has_value else ""
+        say(f"{PROGRAM}: job {record.number}: done in {took}{value}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from maze_train.core.checks import MAX_THREADS, absolute_path, check_at_least, check_fields
 from maze_train.core.conversion import NEW_RUN, NO_SETTING, ON_RESUME, Settings
 from maze_train.core.errors import ConfigError
+from maze_train.core.names import VALIDATION_LOSS
 from maze_train.core.targets import InlineObject, check_targets, is_within, locate
 from maze_train.envs.config import EnvConfig
 from maze_train.learner.config import GradientSettings, LearnerGroupConfig, Schedule
@@ -347,6 +348,13 @@ class TrainConfig(Settings):
         models = (self.model, *(policy.model for policy in self.policies.values()))
         is_recurrent = any(model is not None and model.rnn is not None for model in models)
         self.algorithm = self.algorithm.with_model_defaults(is_recurrent)
+
+    @property
+    def selection_metric(self) -> str:
+        """Metric that selects the best policy."""
+        has_env = self.env.id is not None or self.env.target is not None
+        losses = [VALIDATION_LOSS] * (self.algorithm.learns_from == "dataset")
+        return self.evaluation.metric_of_run(has_env, losses)
 
     def shortened(self) -> TrainConfig:
         """Return a copy with the shortened settings of a dry run (`runner.fast_dev_run`)."""

@@ -43,7 +43,7 @@ from typing import (
 
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
-from maze_train.core.targets import TARGET, locate, target_name
+from maze_train.core.targets import TARGET, InlineObject, is_target, locate, target_name
 from maze_train.core.text import PLAIN
 
 TUPLE = "_tuple_"
@@ -258,8 +258,12 @@ def convert(value: object, hint: object, path: str) -> Any:
         return value
     if origin is list:
         if not isinstance(value, (list, tuple)):
-            is_part = isinstance(value, str) and get_origin(args[0]) is dict
-            remedy = partial(written, value=value, in_list=True) if is_part else None
+            name = value[TARGET] if is_target(value) else value
+            if isinstance(name, InlineObject):
+                problem = "expected a list; put the object into brackets: [...]"
+                raise ConfigError(path, problem, str(name))
+            is_part = isinstance(name, str) and get_origin(args[0]) is dict
+            remedy = partial(written, value=name, in_list=True) if is_part else None
             raise ConfigError(path, "expected a list", value, remedy)
         return [convert(entry, args[0], f"{path}[{i}]") for i, entry in enumerate(value)]
     if origin is dict:

@@ -36,3 +36,6 @@ OF_SEVERAL = (JOURNAL, STUDY_FILE, "multirun.yaml", JOBS)
 
 RESULTS = (METRICS, BEST, SUMMARY, POLICIES, PLOTS, PROFILE, ROLLOUTS, "events.out.tfevents.*")
 """File patterns of the results of a run, without configuration and checkpoints."""
+
+VALIDATION_LOSS = "validation/loss"
+"""Metric of the loss on the validation part of a dataset."""

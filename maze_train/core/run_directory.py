@@ -314,6 +314,26 @@ def final_test_value(summary: Mapping[str, Any], metric: str) -> float | None:
     return None if prefix != "eval" or math.isnan(value) else value
 
 
+def objective_of(
+    summary: Mapping[str, Any], rows: Sequence[Mapping[str, float]], metric: str
+) -> float:
+    """Return the objective of a run: its best policy in the test, or the last value of the metric.
+
+    The best value of the metric is a maximum over noisy evaluations, so it is biased.
+
+    Args:
+        summary: Content of `summary.json`.
+        rows: One row of metrics per epoch.
+        metric: Metric that selects the best policy.
+
+    Returns:
+        The objective; NaN if the metric was never reported.
+    """
+    tested = final_test_value(summary, metric)
+    values = [row[metric] for row in rows if math.isfinite(row.get(metric, math.nan))]
+    return [math.nan, *values][-1] if tested is None else tested
+
+
 def read_rows(path: str | Path, last_epoch: int | None = None) -> list[MetricsRow]:
     """Read the rows of a `metrics.csv`.
 

@@ -544,6 +544,13 @@ def _built(
     except ConfigError as error:
         raise error.below(key) from error
     except (TypeError, ValueError) as error:
+        is_function = isinstance(target, InlineObject) and not isinstance(target.value, type)
+        if is_function and kind is not None and "missing" in str(error):
+            problem = (
+                f"expected a {_public_name(kind)}, its class, or a function that returns one from "
+                f"the given arguments: {error}"
+            )
+            raise ConfigError(key, problem, str(target)) from error
         problem = f"calling {node[TARGET]} failed: {refusal(maker_of(target, key, kind), error)}"
         raise ConfigError(key, problem) from error
     except (AttributeError, LookupError) as error:

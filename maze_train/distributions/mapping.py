@@ -231,7 +231,11 @@ def _check_override(key: str, override: object) -> None:
     if isinstance(override, Mapping):
         if TARGET in override:
             return
-        key, name = f"{key}.name", override.get("name")
+        if "name" not in override:
+            example = f"{{name: <family>, {', '.join(map(str, override)) or 'key'}: ...}}"
+            problem = f"the family is missing: {example}; families: {', '.join(FAMILIES)}"
+            raise ConfigError(key, problem, dict(override))
+        key, name = f"{key}.name", override["name"]
     if not isinstance(name, str):
         raise ConfigError(
             key,

@@ -112,6 +112,12 @@ class Schedule(Settings):
     @classmethod
     def from_short_form(cls, value: object) -> Schedule | None:
         """Build a schedule from a text or a list, see `from_text` and `from_list`."""
+        if callable(value):
+            problem = (
+                "functions cannot be stored with a run: use linear_<start>, pairs [[steps, value], "
+                "...], or run.set in a callback"
+            )
+            raise ConfigError("", problem, value)
         if isinstance(value, str):
             return cls.from_text(value)
         return cls.from_list(value) if isinstance(value, (list, tuple)) else None

@@ -20,7 +20,8 @@ from maze_train.spaces.describe import is_mask_key
 from maze_train.spaces.tensors import sampled_for
 
 ROWS = 2
-"""Number of observations in the test forward pass of a custom network."""
+"""Number of observations in the test forward pass of a custom network, or one more if a network has
+as many outputs, so that transposed outputs are noticed."""
 
 WRAPPER_KEY = "algorithm.policy_wrapper"
 TRANSFORM_KEY = "model.value_transform"
@@ -51,11 +52,12 @@ def build_own(
         ConfigError: If the network cannot be built, fails, or has a wrong output.
     """
     sizes = {"output_size": output_size}
-    inputs, described = [sampled_for(space, ROWS)], f"observations of {space}"
+    rows = ROWS + (output_size == ROWS)
+    inputs, described = [sampled_for(space, rows)], f"observations of {space}"
     if action_size is not None:
         sizes["action_size"] = action_size
-        inputs.append(torch.zeros(ROWS, action_size))
-        described += f" and actions [{ROWS}, {action_size}]"
+        inputs.append(torch.zeros(rows, action_size))
+        described += f" and actions [{rows}, {action_size}]"
     net: nn.Module = build_target(node, key=key, kind=nn.Module, observation_space=space, **sizes)
     if isinstance(node[TARGET], InlineObject) and net is node[TARGET].value:
         net = copy.deepcopy(net)  # The same instance may be configured for several networks.
@@ -65,7 +67,7 @@ def build_own(
             output = net(*inputs)
         except Exception as error:
             raise ConfigError(key, f"a forward pass on {described} failed: {error}") from error
-    if not isinstance(output, torch.Tensor) or output.shape != (ROWS, output_size):
+    if not isinstance(output, torch.Tensor) or output.shape != (rows, output_size):
         got = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         raise ConfigError(
             key, f"expected outputs of shape [batch, {output_size}] (argument output_size)", got
@@ -98,20 +100,21 @@ def wrapped(node: Mapping[str, Any], model: nn.Module, space: spaces.Space[Any])
 
 def _try_out(model: Any, param_size: int, space: spaces.Space[Any]) -> None:
     """Raise if a forward pass of a model on sample observations fails."""
-    obs = sampled_for(space, ROWS)
+    rows = ROWS + (param_size == ROWS)
+    obs = sampled_for(space, rows)
     if isinstance(obs, dict):
         # A sampled mask could contain no legal action.
         obs = {k: torch.ones_like(leaf) if is_mask_key(k) else leaf for k, leaf in obs.items()}
-    method, wanted = "policy_params", [[ROWS, param_size]]
+    method, wanted = "policy_params", [[rows, param_size]]
     expected = f"expected distribution parameters of shape [batch, {param_size}]"
     try:
         state_size = acting(model).state_size
         with torch.no_grad():
             if state_size > 0:
                 method = "policy_step"
-                wanted.append([ROWS, state_size])
+                wanted.append([rows, state_size])
                 expected += f" and a recurrent state of shape [batch, {state_size}]"
-                outputs = model.policy_step(obs, torch.zeros(ROWS, state_size))
+                outputs = model.policy_step(obs, torch.zeros(rows, state_size))
             else:
                 outputs = model.policy_params(obs)
     except Exception as error:

@@ -270,10 +270,12 @@ def resolved(
     return resumption, resumption.checked(config, notes) if resumption else config, bases
 
 
-def finished_metric(config: TrainConfig) -> float | None:
-    """Return the best metric of the run to resume if it has already finished, otherwise None."""
+def finished_objective(config: TrainConfig) -> float | None:
+    """Return the objective of the run to resume if it has already finished, otherwise None."""
     resumption, config, _ = resolved(config, notes=False)
-    return None if resumption is None else resumption.best_metric(config_text(config))
+    if resumption is None:
+        return None
+    return resumption.objective(config_text(config), config.selection_metric)
 
 
 def restored_learner(config: TrainConfig) -> Learner[Any, Any, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,7 +40,13 @@ from maze_train.core.files import read_regular
 from maze_train.core.names import CONFIG
 from maze_train.core.notices import notify, warn
 from maze_train.core.report import text_table
-from maze_train.core.run_directory import FAILURES, MetricsRow, RunDirectory, checkpoint_name
+from maze_train.core.run_directory import (
+    FAILURES,
+    MetricsRow,
+    RunDirectory,
+    checkpoint_name,
+    objective_of,
+)
 from maze_train.core.targets import TARGET, InlineObject, arguments_for, has_no_name, is_within
 from maze_train.core.text import importable, shell_word
 from maze_train.core.torchrun import TorchrunVariables
@@ -87,14 +92,15 @@ class Resumption:
         """Compare the settings with the stored settings; see `continued`."""
         return continued(config, self.directory, self.checkpoint, notes)
 
-    def best_metric(self, settings: str) -> float | None:
-        """Return the best metric of a run that has already finished.
+    def objective(self, settings: str, metric: str) -> float | None:
+        """Return the objective of a run that has already finished, see `objective_of`.
 
         Args:
             settings: Configuration of the resumed run as text.
+            metric: Metric that selects the best policy.
 
         Returns:
-            The metric; None if the run is unfinished or the result is unknown.
+            The objective; None if the run is unfinished or the result is unknown.
         """
         last, run = self.checkpoint, RunDirectory(self.directory)
         try:
@@ -103,12 +109,12 @@ class Resumption:
             summary = run.outcome
             is_over = str(summary["stop_reason"]) not in ("", *FAILURES)
             is_last = last is None or last.updates == int(summary["updates"])
-            best = summary["best_metric"]
-        except (OSError, ValueError, LookupError, TypeError):
+            objective = objective_of(summary, run.rows(), metric)
+        except (OSError, RunDirectoryError, ValueError, LookupError, TypeError):
             return None
         if not (is_over and is_last and stored == settings):
             return None
-        return math.nan if best is None else float(best)
+        return objective
 
     def load(self, store: CheckpointStore, config: TrainConfig) -> Checkpoint | None:
         """Load and check the checkpoint to resume from; None without a checkpoint.

@@ -26,13 +26,13 @@ from maze_train.core.checks import expanded
 from maze_train.core.conversion import build_dataclass
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import PACKAGES
-from maze_train.core.names import CONFIG, JOBS, METRICS, SUMMARY
+from maze_train.core.names import CONFIG, JOBS, METRICS, SUMMARY, VALIDATION_LOSS
 from maze_train.core.run_directory import MetricsRow, RunDirectory
 from maze_train.core.targets import TARGET, is_within
 from maze_train.core.text import flattened
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import env_name
-from maze_train.tracking.tracker import ENV_STEPS, TOTAL_S, VALIDATION_LOSS
+from maze_train.tracking.tracker import ENV_STEPS, TOTAL_S
 from maze_train.training.config import EvaluationConfig
 
 PACKAGE = "maze_train.algorithms."

@@ -41,6 +41,7 @@ from maze_train.core.names import JOURNAL, METRICS, OUTPUTS, STUDY_FILE
 from maze_train.core.notices import notify, say, tell_traceback, warn
 from maze_train.core.plain_yaml import dump_yaml, load_yaml
 from maze_train.core.report import new_figure
+from maze_train.core.run_directory import objective_of
 from maze_train.core.targets import TARGET, is_within, locate
 from maze_train.core.text import duration, flattened, readable
 from maze_train.envs.factory import EnvFactory
@@ -59,7 +60,6 @@ from maze_train.tools.search_report import (
     text_of,
     write_result,
 )
-from maze_train.tracking.tracker import VALIDATION_LOSS
 from maze_train.training.callbacks import Callback, TrainingView
 from maze_train.training.config import EvaluationConfig
 
@@ -197,6 +197,9 @@ def part_named(kind: str, node: str | Mapping[str, Any], seed: int | None = None
         raise ConfigError(kind, str(error).replace(".__init__()", ""), node) from error
 
 
+TEST_EPISODES = 20
+"""Number of test episodes of each run, if the settings have none."""
+
 GRID = 5
 """Interval between reports in percent of a run."""
 
@@ -228,7 +231,7 @@ class TrialTask:
 
     mode: Literal["max", "min"]
     value: str
-    """Value of a run: `best` or `final`; see `SearchConfig.value`."""
+    """Value of a run, see `SearchConfig.value`."""
 
     pruner: Any
     """Pruner of Optuna."""
@@ -306,14 +309,17 @@ def _run(task: TrialTask, seed: int, is_first: bool) -> tuple[float, int]:
     values["tracking.csv"] = True
     metric = task.metric
     pruning = PruningCallback(task) if is_first else None
-    runner = TrainingRunner(load_config(values), [pruning] if pruning else [])
-    history = runner.run().history
+    result = TrainingRunner(load_config(values), [pruning] if pruning else []).run()
+    history = result.history
     found = [row[metric] for row in history if math.isfinite(row.get(metric, math.nan))]
     if not found:
         known = ", ".join(history[-1]) if history else "nothing"
         raise TrainingError(f"no finite {metric}; {METRICS} has {known}")
-    best = max(found) if task.mode == "max" else min(found)
-    value = best if task.value == "best" else found[-1]
+    value = found[-1]
+    if task.value == "best":
+        value = max(found) if task.mode == "max" else min(found)
+    elif task.value == "test":
+        value = objective_of(result.summary.as_dict(), history, metric)
     return value, pruning.pruned_at if pruning else 0
 
 
@@ -384,6 +390,11 @@ def run_search(
     base = with_random_opponent(load_config(settings))
     if base.evaluation.opponents:
         settings = {**settings, "evaluation.opponents": base.evaluation.opponents}
+    metric = config.metric or base.selection_metric
+    if config.value == "test" and metric.startswith("eval/") and base.evaluation.n_episodes:
+        n_episodes = base.evaluation.final_episodes or TEST_EPISODES
+        settings = {**settings, "evaluation.final_episodes": n_episodes}
+        base = load_config(settings)
     if not base.tracking.csv:
         notify(f"note: trials always write {METRICS}, since resuming a trial requires this file")
     space = Space(config.ranges, settings)
@@ -413,7 +424,7 @@ class _Search:
 
     def __post_init__(self) -> None:
         config, base = self.config, self.base
-        self.metric = config.metric or _selection_metric(base)
+        self.metric = config.metric or base.selection_metric
         evaluation = base.evaluation if config.metric is None else EvaluationConfig()
         own_mode = None if config.mode == "auto" else config.mode
         self.mode = own_mode or evaluation.selection_mode(self.metric)
@@ -559,10 +570,3 @@ class _Search:
         trial = self.study.trials[number]
         self.storage.set_trial_user_attr(trial._trial_id, ERROR, error)
         self.study.tell(number, state=self.states.FAIL)
-
-
-def _selection_metric(config: TrainConfig) -> str:
-    """Return the metric that selects the best policy."""
-    has_env = config.env.id is not None or config.env.target is not None
-    losses = [VALIDATION_LOSS] * (config.algorithm.learns_from == "dataset")
-    return config.evaluation.metric_of_run(has_env, losses)

@@ -30,7 +30,6 @@ TRAIN_RETURN = "train/episode_return_mean"
 EVAL_RETURN = "eval/episode_return_mean"
 STAGE = "curriculum/stage"
 TRAIN_LENGTH = "train/episode_length_mean"
-VALIDATION_LOSS = "validation/loss"
 TOTAL_S = "time/total_s"
 EVAL_RETURN_STD = "eval/episode_return_std"
 

@@ -23,7 +23,7 @@ from maze_train.learner.learners import Learners
 from maze_train.learner.parallel import SingleProcess
 from maze_train.tracking.media import Values, as_numbers, as_pixels
 from maze_train.tracking.tracker import Tracker
-from maze_train.training.changes import ChangedSettings
+from maze_train.training.changes import ChangedSettings, split
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import AlgorithmConfig
 from maze_train.training.generators import generators_kept
@@ -272,6 +272,28 @@ class TrainingView:
         """
         key = "run.set_env_attr"
         self.add_call(EnvCall(name, [value], is_attribute=True, key=key), evaluate=evaluate)
+
+    def value(self, key: str) -> float:
+        """Return the current value of a number among the settings of the algorithm.
+
+        The value of a schedule is the value at the current progress; the value of a learning rate
+        that adapts to the KL divergence is the current rate.
+
+            run.value("algorithm.lr")
+
+        Args:
+            key: Dotted name, such as `algorithm.lr`, or `algorithm.overrides.wolf.lr` for a single
+                module.
+
+        Raises:
+            ConfigError: If there is no such setting, or its value is not a number.
+        """
+        value = self._trainer.settings.value(key, self.progress)
+        if value is None:
+            module_id = split(key.partition(".")[2])[0] or next(iter(self.learner.modules))
+            optimizer = self.learner.get_optimizers_for_module(module_id)[0][1]
+            value = optimizer.set_lr(self.progress)
+        return value
 
     def set(self, key: str, value: object) -> None:
         """Change a setting of the algorithm during training.

@@ -14,7 +14,7 @@ from maze_train.core.conversion import (
     replaced,
     when_changeable,
 )
-from maze_train.core.errors import ConfigError, one_of
+from maze_train.core.errors import ConfigError, did_you_mean, one_of
 from maze_train.learner.config import Progress, Schedule, is_adaptive, scheduled_value
 from maze_train.training.config import AlgorithmConfig
 
@@ -80,6 +80,8 @@ class ChangedSettings:
         names = list(changeable(own))
         if section != SECTION or name not in names:
             when, reason = when_changeable(own, name if section == SECTION else "")
+            if section != SECTION and (meant := key.rpartition(".")[2]) in names:
+                reason = f"unknown; did you mean {SECTION}.{meant}?"
             only = "may only change on resume" if when else "may not change while a run trains"
             problem = f"{only}; {one_of(name, names)} (section {SECTION})"
             raise ConfigError(key, reason or problem, value)
@@ -96,6 +98,33 @@ class ChangedSettings:
             raise
         self.current = config
         self._changed.add(path)
+
+    def value(self, key: str, progress: Progress) -> float | None:
+        """Return the current value of a setting; None for a learning rate that adapts to the KL.
+
+        Args:
+            key: Dotted name, see `change`.
+            progress: Progress of training.
+
+        Raises:
+            ConfigError: If there is no such setting, or its value is not a number.
+        """
+        section, _, path = key.partition(".")
+        module_id, name = split(path)
+        own = of_module(self.current, module_id)
+        numbers = [
+            known
+            for known in own.hints()
+            if isinstance(own.value_of(known), float | int | Schedule)
+            and not isinstance(own.value_of(known), bool)
+        ]
+        if section != SECTION or name not in numbers:
+            meant = [f"{SECTION}.{key.rpartition('.')[2]}"] if section != SECTION else []
+            hint = did_you_mean([m for m in meant if m.partition(".")[2] in numbers], "", " ")
+            problem = f"not a number of the algorithm; {hint}{one_of(name, numbers)}"
+            raise ConfigError(key, problem)
+        value = own.value_of(name)
+        return None if is_adaptive(value) else float(scheduled_value(value, progress))
 
     def metrics(self, progress: Progress) -> dict[str, float]:
         """Return the current values of all changed settings that are numbers or schedules."""

@@ -31,9 +31,9 @@ class CommandLine:
 
     def outcome(self, value: Any) -> SimpleNamespace:
         """Return the result of a run."""
-        return SimpleNamespace(
-            best_metric=value, missing=(), summary=SimpleNamespace(return_mean=value)
-        )
+        summary = SimpleNamespace(return_mean=value, as_dict=dict)
+        history = [{"eval/episode_return_mean": value}]
+        return SimpleNamespace(history=history, missing=(), summary=summary)
 
     def write(self, path: str, text: str) -> None:
         """Write a file below the working directory."""

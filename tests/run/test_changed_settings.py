@@ -201,3 +201,31 @@ def test_callbacks_may_not_change_settings_in_on_checkpoint() -> None:
         assert first.seen == [0.0005]
     with pytest.raises(CallbackError, match="not available in on_checkpoint"):
         short_run("other", callbacks=[Halves("on_checkpoint")], **CONSTANT)
+
+
+@pytest.mark.usefixtures("empty_directory")
+def test_run_value_is_the_current_number_of_a_setting() -> None:
+    """Schedules have the value of the current progress; adapted learning rates the current one."""
+
+    class Reads(Callback):
+        def __init__(self) -> None:
+            self.seen: list[list[float]] = []
+            self.rates: list[float | None] = []
+
+        def on_epoch_end(self, run: Any) -> None:
+            keys = ("algorithm.lr", "algorithm.entropy_coef", "algorithm.batch_size")
+            self.seen.append([run.value(key) for key in keys])
+            self.rates.append(run.metrics.get("train/learning_rate"))
+            if len(self.seen) == 1:
+                for key in ("lr", "algorithm.optimizer", "algorithm.grad_clip_by"):
+                    with pytest.raises(ConfigError, match=f"^{key}: not a number of the algorithm"):
+                        run.value(key)
+                with pytest.raises(ConfigError, match=r"^lr = 1: unknown; did you mean algorithm"):
+                    run.set("lr", 1)
+
+    scheduled, adaptive = Reads(), Reads()
+    coef = {"start": 0.5, "end": 0.0}
+    short_run("scheduled", callbacks=[scheduled], **{**CONSTANT, "algorithm.entropy_coef": coef})
+    short_run("adaptive", callbacks=[adaptive], **{**CONSTANT, "algorithm.lr": "adaptive_kl"})
+    assert scheduled.seen[0] == pytest.approx([1e-3, 0.5 * 2 / 3, 16.0])
+    assert [seen[0] for seen in adaptive.seen] == adaptive.rates

@@ -53,6 +53,7 @@ class Runs:
         self.metric = RETURN
         self.value: Callable[[TrainConfig], float] = gamma_of
         self.after_epoch: Callable[[TrainConfig, int], None] = lambda config, epoch: None
+        self.tests: dict[str, Any] = {}
         self.pictures: dict[str, Figure] = {}
 
     def save_picture(self, figure: Figure, path: Path, dpi: int) -> None:
@@ -61,8 +62,11 @@ class Runs:
 
     def runner_of(self, config: TrainConfig, callbacks: list[Any]) -> SimpleNamespace:
         """Return a substitute for a runner."""
+        summary = SimpleNamespace(as_dict=lambda: {"final_test": self.tests})
         return SimpleNamespace(
-            run=lambda: SimpleNamespace(history=list(self._rows(config, callbacks)))
+            run=lambda: SimpleNamespace(
+                history=list(self._rows(config, callbacks)), summary=summary
+            )
         )
 
     def _rows(self, config: TrainConfig, callbacks: list[Any]) -> Iterator[dict[str, float]]:
@@ -306,6 +310,16 @@ def test_search_minimizes_validation_losses(maze_run: CommandLine, runs: Runs) -
     assert len(set(values)) == 3
     found = yaml.safe_load((maze_run.folder / "s/best.yaml").read_text())
     assert found == {"algorithm.lr": min(values)}
+
+
+def test_trial_value_is_the_test_of_the_best_policy(maze_run: CommandLine, runs: Runs) -> None:
+    """Runs are tested in episodes that selection did not use; a search sets their number."""
+    runs.tests = {"best": {"episode_return_mean": 3.0}, "last": {"episode_return_mean": 9.0}}
+    runs.after_epoch = lambda config, epoch: print(f"{config.evaluation.final_episodes} tests")
+    ranges = {"algorithm.gamma": [0.9, 0.99]}
+    result = search("CartPole-v1", "ppo", ranges, n_trials=1, total_steps=100, study="s")
+    assert result.best_value == 3.0
+    assert "20 tests\n" in (maze_run.folder / "s/0/job.log").read_text()
 
 
 def test_trial_value_is_the_mean_over_seeds(maze_run: CommandLine, runs: Runs) -> None:

@@ -31,6 +31,7 @@ from maze_train.algorithms.bc.validation import (
     validation_name,
 )
 from maze_train.core.errors import ConfigError, DatasetError, did_you_mean, nearest
+from maze_train.core.names import VALIDATION_LOSS
 from maze_train.core.notices import notify, warn
 from maze_train.core.targets import build_target
 from maze_train.core.types import tree_leaves
@@ -49,7 +50,6 @@ from maze_train.nets.policy_model import PolicyModel
 from maze_train.spaces.agents import agent_spaces, agents_of
 from maze_train.spaces.describe import check_same_spaces
 from maze_train.spaces.masks import mask_layout
-from maze_train.tracking.tracker import VALIDATION_LOSS
 from maze_train.training.config import evaluation_metrics
 from maze_train.training.contexts import available_memory, readable_nbytes
 from maze_train.training.evaluators import Evaluator
