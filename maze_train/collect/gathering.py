@@ -16,7 +16,7 @@ from maze_train.collect.collector import Collector, RolloutCollector
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.types import Array, Tensor, TensorTree, as_tree, leaves_by_key
 from maze_train.data.rollout import ENV_DIM, Rollout, join_rollouts
-from maze_train.learner.parallel import SingleProcess
+from maze_train.learner.ranks import Ranks
 
 
 class GatheringCollector(Collector):
@@ -30,7 +30,7 @@ class GatheringCollector(Collector):
         own: Collector of this process.
     """
 
-    def __init__(self, processes: SingleProcess, own: Collector) -> None:
+    def __init__(self, processes: Ranks, own: Collector) -> None:
         super().__init__()
         self._processes, self._own = processes, own
         self.records_log_probs = own.records_log_probs
@@ -82,7 +82,7 @@ class GatheringActors(DistributedActors):
 
     def __init__(
         self,
-        processes: SingleProcess,
+        processes: Ranks,
         make_env: MakeActorEnv,
         num_actors: int,
         *args: Any,
@@ -135,7 +135,7 @@ class GatheringActors(DistributedActors):
         self.is_exact = all(self._processes.gather(self.is_exact))
 
 
-def gathered(processes: SingleProcess, rollout: Rollout) -> Rollout:
+def gathered(processes: Ranks, rollout: Rollout) -> Rollout:
     """Return the rollouts of all processes, joined along the environments."""
     own = torch.tensor([len(rollout.final_positions), bool(rollout.has_gaps)])
     counts, gaps = torch.stack(processes.gather_tensor(own)).T.tolist()
@@ -147,7 +147,7 @@ def gathered(processes: SingleProcess, rollout: Rollout) -> Rollout:
     return join_rollouts([Rollout(**part) for part in parts])
 
 
-def gathered_episodes(processes: SingleProcess, episodes: FinishedEpisodes) -> FinishedEpisodes:
+def gathered_episodes(processes: Ranks, episodes: FinishedEpisodes) -> FinishedEpisodes:
     """Return the episodes of all processes, in the order of ranks."""
     first, *others = processes.gather(episodes)
     for other in others:
@@ -155,9 +155,7 @@ def gathered_episodes(processes: SingleProcess, episodes: FinishedEpisodes) -> F
     return first
 
 
-def _gathered(
-    processes: SingleProcess, tree: TensorTree, sizes: Sequence[int] | None
-) -> list[TensorTree]:
+def _gathered(processes: Ranks, tree: TensorTree, sizes: Sequence[int] | None) -> list[TensorTree]:
     """Return the trees of all processes; `sizes` are the numbers of rows if they differ."""
     found: list[dict[str, Tensor]] = [{} for _ in range(processes.count)]
     for key, leaf in leaves_by_key(tree).items():

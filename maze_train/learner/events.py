@@ -5,6 +5,7 @@ from __future__ import annotations
 from maze_train.core.events import Event, EventInterface, Statistics
 from maze_train.core.types import Tensor
 from maze_train.learner.modules import DEFAULT_MODULE
+from maze_train.learner.ranks import Share
 
 
 class LearnerEvents(EventInterface, prefix="train"):
@@ -21,33 +22,48 @@ class LearnerEvents(EventInterface, prefix="train"):
 
 
 class OwnerStatistics(Statistics):
-    """Wrapper for statistics that adds the owner's name to each metric.
+    """Wrapper for statistics that adds the owner's name to each metric, and weights by samples.
 
     Args:
         statistics: Statistics that receive the values.
-        owner: Name of the owner, such as a policy.
+        owner: Name of the owner, such as a policy; nothing is added for the default module.
+        share: Samples of this rank; values are means over these samples.
     """
 
-    __slots__ = ("_base", "_events", "_owner")
+    __slots__ = ("_base", "_events", "_owner", "_share")
 
-    def __init__(self, statistics: Statistics, owner: str) -> None:
+    def __init__(self, statistics: Statistics, owner: str, share: Share | None = None) -> None:
         super().__init__()
-        self._base = statistics
-        self._owner = owner
+        self._base, self._owner, self._share = statistics, owner, share
         self._events: dict[str, Event] = {}
 
     def record(self, event: Event, value: float | Tensor, weight: float | None = None) -> None:
-        """Add one value, see `Statistics.record`; if `weight` is None, the default is used."""
+        """Add one value, see `Statistics.record`, unless this rank has no samples.
+
+        If `weight` is None, it is the fraction of the samples of this rank.
+        """
         own = self._events.get(event.tag)
         if own is None:
-            own = self._events[event.tag] = event.of_owner(self._owner)
-        self._base.record(own, value, *(() if weight is None else (weight,)))
+            is_default = self._owner == DEFAULT_MODULE
+            own = self._events[event.tag] = event if is_default else event.of_owner(self._owner)
+        if self._share is None:
+            self._base.record(own, value, 1.0 if weight is None else weight)
+        elif self._share.size:
+            self._base.record(own, value, self._share.fraction if weight is None else weight)
 
     def keep(self, name: str, value: Tensor, owner: str | None = None) -> None:
         """Hand a tensor of a loss to the learner; by default, as the owner's tensor."""
         self._base.keep(name, value, owner or self._owner)
 
 
-def statistics_of(module_id: str, statistics: Statistics) -> Statistics:
-    """Return statistics that record under the ID of a module, except for the default module."""
-    return statistics if module_id == DEFAULT_MODULE else OwnerStatistics(statistics, module_id)
+def statistics_of(module_id: str, statistics: Statistics, share: Share | None = None) -> Statistics:
+    """Return statistics that record under the ID of a module, except for the default module.
+
+    Args:
+        module_id: The module.
+        statistics: Statistics that receive the values.
+        share: Share of this rank in the minibatch; None: the whole minibatch.
+    """
+    if module_id == DEFAULT_MODULE and share is None:
+        return statistics
+    return OwnerStatistics(statistics, module_id, share)

@@ -34,7 +34,7 @@ from maze_train.learner.modules import (
     matmul_precision,
 )
 from maze_train.learner.optimizers import DEFAULT_OPTIMIZER, ModuleOptimizer, check_free
-from maze_train.learner.parallel import SingleLearner
+from maze_train.learner.ranks import OneRank, Ranks, Share
 from maze_train.learner.rows import shard_rows
 from maze_train.learner.steps import GradientSteps, LossOf, Part
 
@@ -88,8 +88,8 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
     policies_to_train: Chosen = None
     """IDs of modules to train, or a function of ID and experience; None: all modules that are not
     frozen."""
-    parallel: SingleLearner = SingleLearner()
-    """Strategy of gradient steps: a single learner, or one of several data-parallel learners."""
+    ranks: Ranks = OneRank()
+    """Data-parallel learners, of which this learner is one."""
     made_from: tuple[tuple[Any, ...], dict[str, Any]]
     """Constructor arguments, used by other processes to create an identical learner."""
 
@@ -123,6 +123,8 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
         self.weights_seq_no = 0
         self.gradient_steps = 0
         """Total number of gradient steps, including skipped steps."""
+        self.shares: dict[str, Share] = {}
+        """Shares of the current minibatches, by module; empty for a single learner."""
         self.stopped: set[str] = set()
         """IDs of the modules that take no further steps in this update."""
         scheduled = tuple(self.scheduled_settings)
@@ -227,9 +229,11 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
                 matmul_precision(self.settings.matmul_precision),
                 self.modules.in_training(module_ids),
             ):
-                own = self.parallel.begin(statistics)
+                own = Statistics() if self.ranks.count > 1 else statistics
                 self._take_steps(minibatches, own)
-                self.parallel.end(statistics)
+            if own is not statistics:
+                for other in self.ranks.gather(own):
+                    statistics.merge(other)
                 statistics.kept = own.kept
             update, most_empty = self.weights_seq_no, self.most_empty_updates
             self.steps.finish(statistics, progress.epoch, update, most_empty)
@@ -250,11 +254,25 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
         for number, whole in enumerate(minibatches):
             self.steps.number = number
             complete = {key: self.complete_batch(key, batch) for key, batch in whole.items()}
-            if not self._gradient_step(self.parallel.take(self.shard, complete), statistics):
+            if not self._gradient_step(self._sharded(complete), statistics):
                 break
             self.after_minibatch(number)
         if self.steps.pending:
             self._apply_accumulated()
+
+    def _sharded(self, minibatch: Mapping[str, Batch]) -> Mapping[str, Batch]:
+        """Return the samples of this rank, and set `shares`.
+
+        Losses must be means over samples. A rank without samples computes the loss of the first
+        sample with weight 0, so that every rank joins each exchange.
+        """
+        if self.ranks.count == 1:
+            return minibatch
+        shards: dict[str, Batch] = {}
+        for module_id, batch in minibatch.items():
+            shards[module_id], *share = self.shard(batch, self.ranks.rank, self.ranks.count)
+            self.shares[module_id] = Share(*share)
+        return shards
 
     def _gradient_step(self, minibatch: Mapping[str, Batch], statistics: Statistics) -> bool:
         """Take a gradient step, or accumulate gradients; return False if all modules stopped."""
@@ -270,7 +288,8 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
                     losses = self.compute_losses(minibatch, statistics)
                 else:
                     losses = self._losses_of(part, minibatch, statistics)
-            kept.update(self.parallel.whole(statistics.kept))
+            self.ranks.whole(statistics.kept, self.shares)
+            kept.update(statistics.kept)
             if part is parts[0]:
                 self._stop(self.modules_to_stop(kept))
                 learning = [key for key in losses if key not in self.stopped]
@@ -282,7 +301,7 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
                 if module_id in learning and (part.optimizers is None or name in part.optimizers)
             ]
             self.compute_gradients(losses, optimizers)
-            self.parallel.join_gradients(optimizers, self.optimizers)
+            self._sum_gradients(optimizers)
             if steps.accumulation > 1:
                 if steps.accumulate(optimizers):
                     self._apply_accumulated()
@@ -296,6 +315,23 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
         statistics.kept = kept
         self._end_step(skip, learning)
         return True
+
+    def _sum_gradients(self, optimizers: Sequence[ModuleOptimizer]) -> None:
+        """Sum the gradients of all ranks in place, weighted by their numbers of samples."""
+        if self.ranks.count == 1:
+            return
+        gradients = []
+        for (module_id, _), optimizer in self.optimizers.items():
+            if optimizer in optimizers:
+                weight = self.shares[module_id].fraction
+                gradients += [gradient.mul_(weight) for gradient in optimizer.gradients()]
+        if len(gradients) == 1 and gradients[0].is_contiguous():
+            self.ranks.sum(gradients[0])
+        elif gradients:
+            vector = self.ranks.sum(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+            pieces = torch.split(vector, [gradient.numel() for gradient in gradients])
+            for gradient, piece in zip(gradients, pieces, strict=True):
+                gradient.copy_(piece.view_as(gradient))
 
     def _parts(self) -> Sequence[Part[Batch]]:
         """Return the parts of the next step; a custom loss replaces all parts by a single one."""
@@ -416,8 +452,7 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
     ) -> dict[str, Tensor]:
         losses: dict[str, Tensor] = {}
         for module_id, batch in minibatch.items():
-            self.parallel.turn_to(module_id)
-            own = statistics_of(module_id, statistics)
+            own = statistics_of(module_id, statistics, self.shares.get(module_id))
             if self.compiled is not None:
                 losses[module_id] = self.compiled.loss_of(part, module_id, batch, own)
             elif part.loss is None and module_id in self._analytic:

@@ -16,7 +16,7 @@ from maze_train.core.files import atomic_write
 from maze_train.core.notices import warn
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.modules import CUBLAS, REPEATABLE
-from maze_train.learner.parallel import SingleProcess
+from maze_train.learner.ranks import Ranks
 from maze_train.spaces.columns import Columns
 from maze_train.spaces.describe import flat_spaces
 
@@ -160,7 +160,7 @@ V1 = CgroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inacti
 V2 = CgroupFiles("memory.max", "memory.current", "inactive_file")
 
 
-def check_fits(env: MazeVectorEnv, num_steps: int, processes: SingleProcess) -> None:
+def check_fits(env: MazeVectorEnv, num_steps: int, processes: Ranks) -> None:
     """Check that the observations of a rollout fit into the available memory.
 
     Raises:

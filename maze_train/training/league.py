@@ -16,8 +16,8 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, EventInterface, Statistics
 from maze_train.core.types import Array, Tensor, TensorTree, leaves_by_key
 from maze_train.data.rollout import Rollout
+from maze_train.learner.group import LearnerGroup
 from maze_train.learner.learner import Learner
-from maze_train.learner.learners import Learners
 from maze_train.nets.acting import Acted, acting
 from maze_train.nets.joint import JointModel
 from maze_train.spaces.agents import teams_in
@@ -306,14 +306,16 @@ def _with_rows(acted: Acted, rows: Tensor, own: Acted) -> Acted:
     return Acted._make(map(written, acted, own))
 
 
-def make_snapshot(learners: Learners | Learner[Any, Any, Any], module_id: str) -> nn.Module:
+def make_snapshot(learners: LearnerGroup | Learner[Any, Any, Any], module_id: str) -> nn.Module:
     """Add a frozen module with the current weights of a policy."""
     policy = module_id.partition(SNAPSHOT)[0]
     weights = learners.get_weights()[policy]
     return learners.add_module(module_id, weights, frozen=True, like=policy).eval()
 
 
-def make_snapshots(learners: Learners | Learner[Any, Any, Any], module_ids: Iterable[str]) -> None:
+def make_snapshots(
+    learners: LearnerGroup | Learner[Any, Any, Any], module_ids: Iterable[str]
+) -> None:
     """Create modules for the snapshots in a checkpoint; their weights are loaded later."""
     for module_id in module_ids:
         if SNAPSHOT in module_id:
@@ -375,7 +377,7 @@ class LeagueCollector(Collector):
         collector: Collector,
         model: JointModel,
         leagues: Sequence[League],
-        learners: Learners,
+        learners: LearnerGroup,
         epoch_length: int,
         teams: Sequence[Sequence[str]],
         module_ids: Iterable[str] = (),

@@ -18,7 +18,7 @@ from maze_train.core.types import (
     tree_map,
 )
 from maze_train.data.rollout import Rollout
-from maze_train.learner.parallel import SingleLearner
+from maze_train.learner.ranks import Ranks
 from maze_train.nets.actor_critic import ActorCriticModel
 
 MAX_NUMBERS = 2**22
@@ -45,7 +45,7 @@ class EvaluatedRollout:
 
 @torch.no_grad()
 def evaluate_rollout(
-    model: ActorCriticModel, rollout: Rollout, with_params: bool, parallel: SingleLearner
+    model: ActorCriticModel, rollout: Rollout, with_params: bool, ranks: Ranks
 ) -> EvaluatedRollout:
     """Evaluate a model on all observations of a rollout, in chunks.
 
@@ -55,14 +55,14 @@ def evaluate_rollout(
         model: The model.
         rollout: T steps of B environments, on the device of the model.
         with_params: Whether to return the distribution parameters of the policy.
-        parallel: Data parallelism; each rank evaluates a slice of the rows, and the results are
+        ranks: Data-parallel learners; each rank evaluates a slice of the rows, and the results are
             gathered.
     """
     obs, num_envs = rollout.flat_obs(), rollout.num_envs
     num_rows = (rollout.num_steps + 1) * num_envs
     states = None if rollout.hidden_states is None else rollout.hidden_states.flatten(0, 1)
     values, params, states_after = [], [], []
-    for part in _parts(obs, parallel.rows(num_rows)):
+    for part in _parts(obs, ranks.rows(num_rows)):
         part_obs = rows_of(obs, part)
         state = None if states is None else states[part]
         if with_params or state is not None:
@@ -74,9 +74,9 @@ def evaluate_rollout(
         values.append(part_values)
 
     def joined(parts: list[Tensor]) -> Tensor | None:
-        return parallel.join_rows(torch.cat(parts), num_rows) if parts else None
+        return ranks.join_rows(torch.cat(parts), num_rows) if parts else None
 
-    all_values = parallel.join_rows(torch.cat(values), num_rows).view(-1, num_envs)
+    all_values = ranks.join_rows(torch.cat(values), num_rows).view(-1, num_envs)
     known = [state for state in states_after if state is not None]
     next_values = next_values_of(model, rollout, all_values, joined(known))
     samples = rollout.rewards.numel()

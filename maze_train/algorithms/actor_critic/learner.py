@@ -151,7 +151,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     def evaluate(self, module_id: str, rollout: Rollout) -> EvaluatedRollout:
         """Evaluate the model on a rollout before the update."""
         model = self.model(module_id)
-        return evaluate_rollout(model, rollout, self.needs_old_log_probs, self.parallel)
+        return evaluate_rollout(model, rollout, self.needs_old_log_probs, self.ranks)
 
     @torch.no_grad()
     def with_new_advantages(self, module_id: str, prepared: PreparedRollout) -> PreparedRollout:
@@ -160,7 +160,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         has_modes = module_id in self.modules.with_modes
         if has_modes:  # Same mode as before the update.
             model.eval()
-        evaluated = evaluate_rollout(model, with_new_states(model, rollout), False, self.parallel)
+        evaluated = evaluate_rollout(model, with_new_states(model, rollout), False, self.ranks)
         if has_modes:
             model.train()
         log_probs = prepared.old_log_probs

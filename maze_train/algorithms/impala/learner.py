@@ -122,7 +122,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
             model.state_size
             or module_id in self.modules.with_modes
             or not self.uses_autograd(module_id)
-            or self.parallel.is_shared
+            or self.ranks.count > 1
             or self.settings.autocast != "none"
         ):
             return super().evaluate(module_id, rollout)
@@ -193,7 +193,8 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         loss = super().compute_loss_for_module(module_id, batch, statistics)
         if self.config_of(module_id).loss_reduction == "mean":
             return loss
-        return loss * self.parallel.whole_size(batch.size)
+        share = self.shares.get(module_id)
+        return loss * (batch.size if share is None else share.whole)
 
 
 def _new_columns(rollout: Rollout) -> Rollout:
