@@ -295,9 +295,6 @@ class LearnerGroup:
         """Raise ConfigError if a process that uses threads or a GPU would be forked."""
         key = "runner.start_method"
         threads = max(self.settings.n_cpus_per_learner, torch.get_num_threads())
-            "runner.start_method",
-            max(self.settings.n_cpus_per_learner, torch.get_num_threads()),
-        )
         if self._backend.forks and self.first.device.type != "cpu":
             problem = (
                 f"does not support several learners on {self.first.device}, because a forked "
