@@ -25,10 +25,10 @@ from maze_train.core.secrets import settings_without_secrets
 from maze_train.core.seeding import Seeds, draw_seed
 from maze_train.core.targets import build_targets, locate
 from maze_train.core.torchrun import TorchrunVariables
+from maze_train.learner.group import LearnerGroup
 from maze_train.learner.learner import Learner
-from maze_train.learner.learners import Learners
 from maze_train.learner.modules import torch_threads
-from maze_train.learner.parallel import SingleProcess
+from maze_train.learner.ranks import OneRank, Ranks
 from maze_train.run.notes import EvaluationGapNote, TimeLimitNote, start_notes
 from maze_train.run.resuming import Resumption, after_restart, fitting, run_to_resume
 from maze_train.spaces.agents import agents_of
@@ -131,7 +131,7 @@ def build_run(
             base.check_spaces(run.spaces)
         run.model = trainer_class.model_maker(run)()
         learner = trainer_class.make_learner(run)
-        run.learners = make_learners(run, learner)
+        run.learners = LearnerGroup(learner, run.config.learner_group, run.backend, run.ranks)
         closing.callback(run.learners.shutdown)
         if until_learner:
             run.closing = closing.pop_all()
@@ -298,7 +298,7 @@ def restored_learner(config: TrainConfig) -> Learner[Any, Any, Any]:
     return learner
 
 
-def join_ranks(config: TrainConfig) -> SingleProcess:
+def join_ranks(config: TrainConfig) -> Ranks:
     """Join the other processes of the run, if torchrun started this one.
 
     Raises:
@@ -312,10 +312,10 @@ def join_ranks(config: TrainConfig) -> SingleProcess:
     if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         text = "RANK and WORLD_SIZE are set, but not by torchrun: this process trains alone"
         notify(f"note: {text}")
-    return SingleProcess()
+    return OneRank()
 
 
-def device_of(config: TrainConfig, ranks: SingleProcess) -> torch.device:
+def device_of(config: TrainConfig, ranks: Ranks) -> torch.device:
     """Return the device of the learner in this process.
 
     Raises:
@@ -325,20 +325,6 @@ def device_of(config: TrainConfig, ranks: SingleProcess) -> torch.device:
     key = "learner_group.device" if of_group else "algorithm.device"
     name = of_group or algorithm.device if algorithm.uses_accelerators else "cpu"
     return find_device(ranks.device(name, key), key)
-
-
-def make_learners(run: Run, learner: Learner[Any, Any, Any]) -> Learners:
-    """Return the interface of the trainer to its learner, or to a group of learners."""
-    group = run.config.learner_group
-    if run.ranks.is_shared:
-        from maze_train.learner.torchrun import ProcessLearners
-
-        return ProcessLearners(run.ranks, learner, group, run.backend)
-    if group.n_learners > 1:
-        from maze_train.learner.group import LearnerGroup
-
-        return LearnerGroup(learner, group, run.backend)
-    return Learners(learner, group)
 
 
 def build_writers(config: TrackingConfig) -> list[MetricsWriter]:
@@ -360,7 +346,7 @@ def build_writers(config: TrackingConfig) -> list[MetricsWriter]:
 
 
 @contextlib.contextmanager
-def ending_together(ranks: SingleProcess) -> Iterator[None]:
+def ending_together(ranks: Ranks) -> Iterator[None]:
     """At the end, wait until the first process has written all files.
 
     torchrun ends all processes once a process has failed.

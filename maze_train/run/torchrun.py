@@ -9,17 +9,17 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.notices import CONSOLE
 from maze_train.core.targets import InlineObject
 from maze_train.core.torchrun import TorchrunVariables
-from maze_train.learner.torchrun import TorchrunProcesses
+from maze_train.learner.torchrun import TorchrunRanks
 
 
-def joined(config: TrainConfig, variables: TorchrunVariables) -> TorchrunProcesses:
+def joined(config: TrainConfig, variables: TorchrunVariables) -> TorchrunRanks:
     """Join the other processes of the run; notes are only printed in the first process.
 
     Raises:
-        ConfigError: If a setting does not support several processes; see also `TorchrunProcesses`.
+        ConfigError: If a setting does not support several processes; see also `TorchrunRanks`.
     """
     _check(config, variables.count)
-    processes = TorchrunProcesses(variables)
+    processes = TorchrunRanks(variables)
     CONSOLE.setLevel(logging.INFO if processes.is_first else logging.ERROR)
     return processes
 

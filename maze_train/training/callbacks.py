@@ -18,9 +18,9 @@ from maze_train.core.step_end import StepBatch
 from maze_train.data.rollout import Rollout
 from maze_train.envs.calls import CALL_ENVS, EnvCall, EnvCalls
 from maze_train.learner.config import Progress
+from maze_train.learner.group import LearnerGroup
 from maze_train.learner.learner import Learner
-from maze_train.learner.learners import Learners
-from maze_train.learner.parallel import SingleProcess
+from maze_train.learner.ranks import Ranks
 from maze_train.tracking.media import Values, as_numbers, as_pixels
 from maze_train.tracking.tracker import Tracker
 from maze_train.training.changes import ChangedSettings, split
@@ -76,7 +76,7 @@ class RunObjects(Protocol):
 
     tracker: Tracker
     env_calls: EnvCalls
-    ranks: SingleProcess
+    ranks: Ranks
     checkpoints: CheckpointStore | None
 
 
@@ -84,7 +84,7 @@ class Training(Protocol):
     """Members of a `Trainer` that are available to callbacks."""
 
     statistics: Statistics
-    learners: Learners
+    learners: LearnerGroup
     model: nn.Module
     stop_reason: str
     has_started: bool

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from maze_train.core.errors import CallbackError
-from maze_train.learner.parallel import SingleProcess
-from maze_train.learner.torchrun import StopTogether
+from maze_train.learner.ranks import Ranks, StopTogether
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.evaluators import Evaluator
 from maze_train.training.outcome import Interrupted, Interruption, Position
@@ -23,7 +22,7 @@ class CommonInterruption(Interruption):
         processes: The processes.
     """
 
-    def __init__(self, processes: SingleProcess) -> None:
+    def __init__(self, processes: Ranks) -> None:
         super().__init__()
         self._processes, self._is_ending = processes, False
 
@@ -63,9 +62,7 @@ class FirstEvaluator(Evaluator):
         interruption: Handler of signals that end an evaluation.
     """
 
-    def __init__(
-        self, processes: SingleProcess, own: Evaluator, interruption: CommonInterruption
-    ) -> None:
+    def __init__(self, processes: Ranks, own: Evaluator, interruption: CommonInterruption) -> None:
         self._processes, self._own, self._interruption = processes, own, interruption
 
     def evaluate(self, policy: object) -> dict[str, float]:
@@ -106,7 +103,7 @@ class CommonCheckpoints(CheckpointStore):
         **settings: See `CheckpointStore`.
     """
 
-    def __init__(self, processes: SingleProcess, *args: Any, **settings: Any) -> None:
+    def __init__(self, processes: Ranks, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._processes = processes
 

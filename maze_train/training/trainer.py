@@ -36,9 +36,9 @@ from maze_train.envs.factory import EnvFactory, env_name
 from maze_train.envs.faults import separate_processes
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.config import LearnerGroupConfig, Progress
+from maze_train.learner.group import LearnerGroup
 from maze_train.learner.learner import Learner
-from maze_train.learner.learners import Learners
-from maze_train.learner.parallel import SingleProcess
+from maze_train.learner.ranks import OneRank, Ranks
 from maze_train.nets.config import ModelConfig
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.spaces.agents import agent_spaces
@@ -162,7 +162,7 @@ class Run:
     config: RunSettings
     """The configuration, with all defaults."""
 
-    ranks: SingleProcess = field(default_factory=SingleProcess)
+    ranks: Ranks = field(default_factory=OneRank)
     """The processes of the run."""
 
     seeds: Seeds = field(default_factory=lambda: Seeds(0))
@@ -207,7 +207,7 @@ class Run:
     model: nn.Module = None  # type: ignore[assignment]  # set by `build_run`
     """The policies and critics."""
 
-    learners: Learners = None  # type: ignore[assignment]  # set by `build_run`
+    learners: LearnerGroup = None  # type: ignore[assignment]  # set by `build_run`
     """Learners that update the weights."""
 
     selection_metric: str = EVAL_RETURN

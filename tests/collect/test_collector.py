@@ -19,7 +19,7 @@ from maze_train.core.errors import SpaceError
 from maze_train.core.seeding import EpisodeSeeds
 from maze_train.core.types import tree_leaves, tree_map
 from maze_train.envs.third_party import GymVectorEnv
-from maze_train.learner.parallel import RANKS, SingleProcess
+from maze_train.learner.ranks import RANKS, OneRank
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.spaces.describe import unflatten_value
@@ -226,7 +226,7 @@ class NotedTurns(SingleModule):
         self.lost = lost.tolist()
 
 
-class TwoProcesses(SingleProcess):
+class TwoProcesses(OneRank):
     """Two processes with equal values."""
 
     count = 2

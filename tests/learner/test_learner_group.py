@@ -65,9 +65,8 @@ from maze_train.core.types import Sequences
 from maze_train.data.rollout import select_envs
 from maze_train.learner.config import Freeze, LearnerGroupConfig, Progress
 from maze_train.learner.events import LearnerEvents, statistics_of
-from maze_train.learner.group import LearnerGroup
-from maze_train.learner.parallel import SingleLearner
-from maze_train.learner.peers import (
+from maze_train.learner.group import (
+    LearnerGroup,
     ProcessModes,
     are_apart,
     check_gpus,
@@ -75,9 +74,8 @@ from maze_train.learner.peers import (
     depends_on_others,
 )
 from maze_train.learner.process_group import Rendezvous
+from maze_train.learner.ranks import OneRank, Share
 from maze_train.learner.rows import shard_rows
-from maze_train.learner.shard import Shard
-from maze_train.learner.torchrun import ProcessLearners
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.workers.process_pool import LocalProcesses
@@ -149,11 +147,11 @@ def test_each_sequence_is_in_one_part(count):
         assert sorted(seen) == samples.tolist()
 
 
-class Apart(Shard):
-    """Shard whose all-reduce returns only its local values."""
+class Apart(OneRank):
+    """Ranks whose exchanges return only the local values."""
 
-    def _sum(self, values):
-        return values
+    def __init__(self, rank, count):
+        self.rank, self.count = rank, count
 
 
 @sweep("count", [1, 2, 3, 40])
@@ -171,7 +169,7 @@ def test_each_value_is_computed_once(count):
         return own(obs, state)
 
     model.evaluate = evaluate
-    whole = evaluate_rollout(model, rollout, True, SingleLearner())
+    whole = evaluate_rollout(model, rollout, True, OneRank())
     parts = [evaluate_rollout(model, rollout, True, Apart(rank, count)) for rank in range(count)]
     assert rows[0] == (T + 1) * B
     assert max(rows[1:]) - min(rows[1:]) <= 1
@@ -186,11 +184,11 @@ def test_a_rollout_is_evaluated_in_parts(limit, most, monkeypatch):
     """Networks evaluate a long rollout in chunks, with the same result."""
     model = make_model(*PROBLEMS["discrete"])
     rollout = make_rollout(*PROBLEMS["discrete"])
-    whole = evaluate_rollout(model, rollout, True, SingleLearner())
+    whole = evaluate_rollout(model, rollout, True, OneRank())
     monkeypatch.setattr(f"{evaluate_rollout.__module__}.{limit}", most)
     rows, own = [], model.evaluate
     model.evaluate = lambda obs, state: rows.append(len(obs)) or own(obs, state)
-    parts = evaluate_rollout(model, rollout, True, SingleLearner())
+    parts = evaluate_rollout(model, rollout, True, OneRank())
     assert len(rows) > 2
     assert max(rows) < sum(rows) == (T + 1) * B
     for name in ("values", "next_values", "params"):
@@ -202,11 +200,8 @@ def test_what_has_no_weight_counts_by_the_share_of_the_samples(module_id):
     """Values without a weight are weighted by the fraction of samples in the shard."""
     total = Statistics()
     for rank, value in enumerate((1.0, 5.0)):
-        part = Apart(rank, 2)
-        own = part.begin(total)
-        part.take(lambda batch, rank, count: (batch, (3, 1)[rank], 4), {module_id: None})
-        statistics_of(module_id, own).record(LearnerEvents.loss, value)
-        part.end(total)
+        share = Share((3, 1)[rank], 4)
+        statistics_of(module_id, total, share).record(LearnerEvents.loss, value)
     assert list(total.reduce().values()) == [2.0]
 
 
@@ -320,7 +315,8 @@ def group_of(make, n_learners, **processes):
             if isinstance(learner, OffPolicyLearner):
                 seen = experience(step).obs
                 group.foreach_learner(lambda own, seen=seen: own.module.normalizer.update(seen))
-            updates.append(group.update(experience(step), Progress(updates=step)).reduce())
+            result = group.update(experience(step), Progress(updates=step))
+            updates.append({**result.reduce(), **result.kept.get("td_errors", {})})
         return updates
 
     try:
@@ -333,7 +329,7 @@ def group_of(make, n_learners, **processes):
 
 def pids(group):
     """Return the process ids of the other learners."""
-    return [process.pid for process in group._others.pool.processes]
+    return [process.pid for process in group.pool.processes]
 
 
 def assert_equal_states(state, other, exact=False):
@@ -380,14 +376,11 @@ def test_the_numbers_of_one_learner(name):
     with group_of(LEARNERS[name], 1) as (alone, update):
         expected = list(changed(alone, update))
         state = alone.state_dict()
-        errors = alone.foreach_learner(lambda learner: getattr(learner, "errors", None))
     for n_learners in (2, 3):
         with group_of(LEARNERS[name], n_learners) as (group, update):
             assert_equal_states(changed(group, update), expected)
             assert_equal_states(group.state_dict(), state)
             assert_all_equal(group)
-            found = group.foreach_learner(lambda learner: getattr(learner, "errors", None))
-            assert_equal_states(found, errors * n_learners)
 
 
 @slow
@@ -683,17 +676,15 @@ def test_what_several_learners_refuse(monkeypatch):
     with pytest.raises(ConfigError, match=words):
         group.add_module("other", model)
     assert list(group.get_weights()) == ["default"]
-    pair, alone = (SimpleNamespace(rank=0, count=count) for count in (2, 1))
-    rest = LearnerGroupConfig(), LocalProcesses()
-    of_two = ProcessLearners(pair, LineLearner(make_module()), *rest)
+    of_two = LearnerGroup(LineLearner(make_module()), ranks=Apart(0, 2))
     for add in (
-        lambda: ProcessLearners(pair, LineLearner(model), *rest),
+        lambda: LearnerGroup(LineLearner(model), ranks=Apart(0, 2)),
         lambda: of_two.add_module("other", model),
     ):
         with pytest.raises(ConfigError, match="WORLD_SIZE = 2: 1 is a BatchNorm1d"):
             add()
     assert list(of_two.get_weights()) == ["default"]
-    ProcessLearners(alone, LineLearner(model), *rest)
+    LearnerGroup(LineLearner(model), ranks=Apart(0, 1))
     with pytest.raises(ConfigError, match="n_learners"):
         LearnerGroup(LineLearner(make_module()), 0)
     settings = LearnerGroupConfig(n_learners=3, device="cuda")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from maze_train.config.compose import load_config
-from maze_train.learner.parallel import SingleProcess
+from maze_train.learner.ranks import OneRank
 from maze_train.run.build import device_of
 from maze_train.training.contexts import available_disk, available_memory, find_device
 
@@ -161,4 +161,4 @@ def test_auto_is_the_accelerator_of_this_machine(monkeypatch, kind):
     for key in ("algorithm.device", "learner_group.device"):
         for algorithm, expected in (("ppo", device or CPU), ("es", CPU)):
             config = load_config({"env": "CartPole-v1", "algorithm": algorithm, key: "auto"})
-            assert device_of(config, SingleProcess()) == expected
+            assert device_of(config, OneRank()) == expected

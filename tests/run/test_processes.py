@@ -12,7 +12,7 @@ from run_cases import CASES, SMALL
 from maze_train import ConfigError, PooledVectorEnv, StopAtReturn, load_config
 from maze_train.algorithms.off_policy import trainer as off_policy
 from maze_train.envs.calls import EnvCall, EnvCalls
-from maze_train.learner.parallel import SingleProcess
+from maze_train.learner.ranks import OneRank, Ranks
 from maze_train.run import build
 from maze_train.run.build import build_run
 from maze_train.run.train import train_run
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class TwoProcesses(SingleProcess):
+class TwoProcesses(OneRank):
     """Fake of two processes that records the values to be shared."""
 
     count = local_count = 2
@@ -99,9 +99,9 @@ def test_simulators_have_the_device_of_their_process(processes: TwoProcesses) ->
         assert str(run.env.simulator.device) == "cpu"
 
 
-@pytest.mark.parametrize(("processes_", "rollouts"), [(SingleProcess(), 1), (TwoProcesses(), 10)])
+@pytest.mark.parametrize(("processes_", "rollouts"), [(OneRank(), 1), (TwoProcesses(), 10)])
 def test_rollout_memory_counts_all_processes(
-    monkeypatch: pytest.MonkeyPatch, processes_: SingleProcess, rollouts: int
+    monkeypatch: pytest.MonkeyPatch, processes_: Ranks, rollouts: int
 ) -> None:
     """Each of two processes stores its rollout, two received rollouts and their concatenation."""
     needed = 4 * 4 * 2 * (8 + 1) * rollouts

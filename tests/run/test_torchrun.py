@@ -26,7 +26,8 @@ from maze_train.cli import main
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import read_json
 from maze_train.core.torchrun import TorchrunVariables
-from maze_train.learner.torchrun import ProcessesLostError, TorchrunProcesses
+from maze_train.learner.ranks import RanksLostError
+from maze_train.learner.torchrun import TorchrunRanks
 from maze_train.run.build import build_run
 from maze_train.run.train import TrainingRunner
 
@@ -371,7 +372,7 @@ def test_processes_use_the_gpu_of_their_local_rank(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     variables = TorchrunVariables.read()
     assert variables is not None
-    processes, chosen = TorchrunProcesses(variables), []
+    processes, chosen = TorchrunRanks(variables), []
     key = "learner_group.device"
     assert processes.device("cpu", key) == "cpu"
     with pytest.raises(ConfigError, match=rf"^{key} = 'cuda:0': 2 processes cannot share a GPU"):
@@ -391,8 +392,8 @@ def test_processes_use_the_gpu_of_their_local_rank(
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (RuntimeError("reset by peer"), ProcessesLostError),
-        (dist.DistNetworkError("no answer"), ProcessesLostError),
+        (RuntimeError("reset by peer"), RanksLostError),
+        (dist.DistNetworkError("no answer"), RanksLostError),
         (torch.OutOfMemoryError("no memory"), None),
     ],
     ids=["connection", "network", "memory"],
@@ -407,7 +408,7 @@ def test_only_connection_errors_are_lost_processes(
 
     variables = TorchrunVariables.read()
     assert variables is not None
-    processes = TorchrunProcesses(variables)
+    processes = TorchrunRanks(variables)
     with pytest.raises(expected or type(error), match=str(error)):
         processes._exchange(fails)
     processes.leave()
@@ -420,7 +421,7 @@ def test_missing_ranks_are_named(launched: Any, monkeypatch: pytest.MonkeyPatch)
     variables, start = TorchrunVariables.read(), time.monotonic()
     assert variables is not None
     with pytest.raises(ConfigError, match=r"RANK = \[1, 2, 3\]: did not start a run within 1 s"):
-        TorchrunProcesses(variables)
+        TorchrunRanks(variables)
     assert time.monotonic() - start < 2.5
 
 
@@ -430,7 +431,7 @@ def test_nccl_blocking_wait_is_enabled(launched: Any, monkeypatch: pytest.Monkey
     monkeypatch.delenv(BLOCKING_WAIT)
     variables = TorchrunVariables.read()
     assert variables is not None
-    TorchrunProcesses(variables).leave()
+    TorchrunRanks(variables).leave()
     assert os.environ[BLOCKING_WAIT] == "1"
 
 

@@ -25,7 +25,7 @@ from maze_train.core.targets import InlineObject
 from maze_train.envs.factory import EnvFactory
 from maze_train.envs.third_party import make_third_party_env
 from maze_train.functional.returns import discounts_and_lambdas, lambda_advantages
-from maze_train.learner.parallel import SingleLearner
+from maze_train.learner.ranks import OneRank
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.simulators.functional import space_of_size
@@ -149,7 +149,7 @@ def test_truncation_setting_selects_the_bootstrap_value(truncation, style, capsy
     parts = []
     for _ in range(2):
         rollout, _ = collector.collect_steps(model.float())
-        evaluated = evaluate_rollout(model, rollout, False, SingleLearner())
+        evaluated = evaluate_rollout(model, rollout, False, OneRank())
         parts.append((rollout, evaluated.values.clone(), evaluated.next_values.clone()))
         discounts, lambdas = discounts_and_lambdas(rollout.end, 0.9, 0.8)
         values = evaluated.values, evaluated.next_values
@@ -279,7 +279,7 @@ def test_recurrent_bootstrap_without_final_observation_reads_no_step_twice(make)
     lacking = 0
     for _ in range(3):
         rollout, _ = collector.collect_steps(model)
-        evaluated = evaluate_rollout(model, rollout, False, SingleLearner())
+        evaluated = evaluate_rollout(model, rollout, False, OneRank())
         missing = rollout.truncated.clone()
         missing.view(-1)[rollout.final_positions] = False
         lacking += int(missing.sum())

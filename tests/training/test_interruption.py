@@ -10,7 +10,7 @@ from contextlib import nullcontext
 import pytest
 
 from maze_train.core.names import OF_SCHEDULER, SIGNALS
-from maze_train.learner.parallel import SingleProcess
+from maze_train.learner.ranks import OneRank
 from maze_train.training.outcome import Interrupted, Interruption, Preempted
 from maze_train.training.processes import CommonInterruption
 
@@ -97,7 +97,7 @@ def test_interruption_in_other_threads_installs_no_handlers():
 def test_signals_of_other_processes_do_not_count_twice(capsys):
     """A signal that another process received first is not counted as a second signal here."""
 
-    class Signalled(SingleProcess):
+    class Signalled(OneRank):
         def largest(self, number):
             return signal.SIGTERM
 
