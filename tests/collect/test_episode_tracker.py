@@ -32,7 +32,7 @@ def slow_follow(rollouts):
     st.floats(0.0, 1.0),
     st.integers(0, 2**32 - 1),
 )
-def test_episodes_are_those_of_a_loop(num_envs, lengths, share, seed):
+def test_episode_statistics_equal_a_loop(num_envs, lengths, share, seed):
     """Returns and lengths of episodes over several rollouts match plain sums."""
     rng = np.random.default_rng(seed)
     rollouts = [
@@ -48,7 +48,7 @@ def test_episodes_are_those_of_a_loop(num_envs, lengths, share, seed):
     assert tracker.returns.tolist() == pytest.approx([r for r, _ in running], abs=1e-9)
 
 
-def test_ignored_rows_count_for_no_episode():
+def test_ignored_rows_do_not_count():
     """Rows that are not transitions do not count, also if an episode spans two rollouts."""
     tracker = EpisodeTracker(2)
     done = np.array([[0, 0], [1, 0], [0, 1], [0, 0], [1, 0]], bool)

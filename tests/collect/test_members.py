@@ -86,7 +86,7 @@ def assert_slow(found, make, model, settings=PLAIN, *, exactly=True, var_rel=1e-
 
 
 @every_case
-def test_members_do_what_a_plain_loop_does(case):
+def test_members_equal_a_plain_loop(case):
     """Returns, lengths, successes and moments of observations match the reference loop.
 
     For any number of environments and any order, results are bit-for-bit identical.
@@ -144,7 +144,7 @@ def test_pairs_share_noise_and_seeds():
 
 
 @pytest.mark.parametrize("where", ["obs", "reward"])
-def test_lost_members(where):
+def test_dropped_members_do_not_affect_others(where):
     """Lost members are reported and do not affect other members."""
     make = partial(SpoiltEnv, where)
     model = model_for(make, "normalised")
@@ -158,7 +158,7 @@ def test_lost_members(where):
     assert results[0] == results[1] == results[2]
 
 
-def test_raw_returns():
+def test_reported_member_returns_are_raw():
     """Fitness uses the training rewards; reported returns are raw."""
 
     def make():

@@ -26,7 +26,7 @@ def all_keys() -> set[str]:
 
 
 @pytest.mark.parametrize("key", other_names())
-def test_every_suggestion_exists(key: str, all_keys: set[str]) -> None:
+def test_suggestions_are_existing_settings(key: str, all_keys: set[str]) -> None:
     """Every suggestion in the table is an existing setting."""
     assert key in all_keys
 
@@ -73,7 +73,7 @@ def test_every_suggestion_exists(key: str, all_keys: set[str]) -> None:
         ({**PPO, "env": {"_target_": "my.Env"}}, "env.size", "env.kwargs.size or model.rnn.size"),
     ],
 )
-def test_a_word_of_another_library_is_answered_with_ours(
+def test_names_of_other_libraries_suggest_ours(
     values: dict[str, Any], key: str, meant: str
 ) -> None:
     """Only settings that exist in the configuration are suggested."""
@@ -82,7 +82,7 @@ def test_a_word_of_another_library_is_answered_with_ours(
     assert str(caught.value).startswith(f"{key} = 1: unknown; did you mean {meant}? allowed: ")
 
 
-def test_a_rollout_is_answered_with_its_own_settings() -> None:
+def test_rollouts_suggest_their_settings() -> None:
     """The same name can correspond to another setting in a rollout."""
     with pytest.raises(ConfigError, match=r"did you mean n_episodes\?"):
         load_rollout_config({"env": "CartPole-v1", "policy": "random", "n_eval_episodes": 1})

@@ -81,7 +81,7 @@ def test_any_program_composes_presets() -> None:
     ],
     ids=["none", "defaults list", "preset", "sweep"],
 )
-def test_a_program_of_the_user_has_our_options(
+def test_user_programs_find_options_on_a_search_path(
     tmp_path: Path, overrides: str, given: list[str], printed: list[str]
 ) -> None:
     """Options are found on a search path; neither Gymnasium nor PyTorch is imported."""
@@ -94,21 +94,21 @@ def test_a_program_of_the_user_has_our_options(
     assert [line for line in told.stdout.splitlines() if "HYDRA" not in line] == printed
 
 
-def test_a_module_before_the_id_is_imported(toy_module: str) -> None:
+def test_module_before_the_id_is_imported(toy_module: str) -> None:
     """`module:Id` imports the module, which registers its environments."""
     with pytest.raises(ConfigError, match="no such environment"):
         check_registered("toys/Toy-v3")
     check_registered(f"{toy_module}:toys/Toy-v3")
 
 
-def test_a_missing_module_is_a_configuration_error() -> None:
+def test_missing_module_raises_config_error() -> None:
     """The error names the module."""
     with pytest.raises(ConfigError, match="importing no_such_module failed"):
         check_registered("no_such_module:Toy-v0")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="ale-py is not installed")
-def test_atari_games_are_registered() -> None:
+def test_atari_ids_need_no_import() -> None:
     """`ALE/` ids require no import by the user."""
     check_registered("ALE/Pong-v5")
 
@@ -116,7 +116,7 @@ def test_atari_games_are_registered() -> None:
 @pytest.mark.skipif(
     importlib.util.find_spec("gymnasium_robotics") is not None, reason="it is installed"
 )
-def test_robots_are_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_robotics_ids_need_no_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids of gymnasium-robotics require no import; an error names the missing package."""
     factory = EnvFactory.from_any("FetchToy-v0")
     with pytest.raises(MissingExtraError, match=r"needs the package 'gymnasium-robotics'"):
@@ -132,7 +132,7 @@ def test_robots_are_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         gymnasium.registry.pop("FetchToy-v0", None)
 
 
-def test_the_settings_of_hydra_are_put_back() -> None:
+def test_hydra_settings_are_restored() -> None:
     """Other applications in the same process use Hydra's defaults."""
     before = ConfigStore.instance().repo["hydra"]["config.yaml"]
     with extended_hydra():

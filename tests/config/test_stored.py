@@ -77,14 +77,14 @@ def refused(path: str, trust: Sequence[str], place: str = "env") -> str:
 
 
 @pytest.mark.parametrize("path", [ENV, "own_stored:OwnEnv", "own_stored.make_env"])
-def test_a_module_of_the_user_is_trusted_by_its_name(path: str) -> None:
+def test_trusted_module_allows_its_names(path: str) -> None:
     """Trusting a module allows its classes and functions; other names do not."""
     assert refused(path, ["own_stored"]) == ""
     for trust in ([], ["own_store"], ["stored"], ["own_stored.py"]):
         assert f"env._target_ = {path}" in refused(path, trust)
 
 
-def test_the_words_that_allow_it_are_told() -> None:
+def test_error_shows_the_complete_trust() -> None:
     """The error shows the complete `trust`, for the command line and for Python."""
     text = refused(ENV, ["a"])
     assert text.endswith("trust=[a,own_stored] (in Python trust=['a', 'own_stored'])")
@@ -99,18 +99,18 @@ def test_the_words_that_allow_it_are_told() -> None:
         ("own_stored.OwnEnv.__subclasses__", "(defined in builtins)"),
     ],
 )
-def test_what_a_trusted_module_has_from_elsewhere_is_not_trusted(path: str, note: str) -> None:
+def test_imports_of_a_trusted_module_are_not_trusted(path: str, note: str) -> None:
     """Trusting a module does not trust the names that it imports."""
     assert note in refused(path, ["own_stored"])
 
 
-def test_what_a_script_defines_is_trusted_by_its_name() -> None:
+def test_script_names_are_trusted_as_main() -> None:
     """Names of the running script are trusted as `__main__`."""
     assert "env._target_ = __main__.Own\n" in refused("__main__.Own", ["own_stored"])
     assert refused("__main__.Own", ["__main__"]) == ""
 
 
-def test_a_trust_that_is_stored_counts_for_nothing(run_dir: str) -> None:
+def test_stored_trust_is_ignored(run_dir: str) -> None:
     """Only the `trust` given by the user is used."""
     with pytest.raises(ConfigError, match="trust=\\[own_stored\\]"):
         resumed_config(run_dir, {})
@@ -123,21 +123,21 @@ def test_a_trust_that_is_stored_counts_for_nothing(run_dir: str) -> None:
     [{"env._target_": ENV}, {"env": {"_target_": ENV}}, {"env": "CartPole-v1"}],
     ids=["a name", "a mapping", "another one"],
 )
-def test_what_the_user_names_is_not_asked_for(run_dir: str, own: dict[str, Any]) -> None:
+def test_targets_given_by_the_user_need_no_trust(run_dir: str, own: dict[str, Any]) -> None:
     """Targets given by the user, and stored targets that they replace or repeat, need no trust."""
     assert resumed_config(run_dir, own).trust == []
     given = {"env._target_": InlineObject(dict, ENV)}
     assert resumed_config(run_dir, given).env.target == ENV
 
 
-def test_trust_is_a_list_of_names(run_dir: str) -> None:
+def test_trust_must_be_a_list(run_dir: str) -> None:
     """A single string raises ConfigError."""
     with pytest.raises(ConfigError, match=r"trust = 'own_stored': expected a list"):
         resumed_config(run_dir, {"trust": "own_stored"})
 
 
 @pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala", "sac", "es", "bc"])
-def test_runs_without_code_of_ones_own_need_no_trust(algorithm: str) -> None:
+def test_package_targets_need_no_trust(algorithm: str) -> None:
     """Everything that this package writes is allowed, including wrappers of gymnasium."""
     env = "CartPole-v1" if algorithm != "impala" else "pettingzoo:mpe/simple_spread_v3"
     settings: dict[str, Any] = {"algorithm": algorithm, "env": env}
@@ -204,7 +204,7 @@ FORGETFUL: dict[str, tuple[dict[str, Any], Callable[[TrainConfig], Any]]] = {
 @pytest.mark.parametrize(
     "copied", [lambda x: x, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
 )
-def test_a_caller_that_forgets_the_check_imports_nothing(
+def test_unchecked_names_are_not_imported(
     place: str, copied: Callable[[Any], Any], tmp_path: Path
 ) -> None:
     """Names are checked where they are resolved, in copies and in worker processes as well."""
@@ -218,7 +218,7 @@ def test_a_caller_that_forgets_the_check_imports_nothing(
     assert not marker.exists()
 
 
-def test_what_is_written_can_be_read(tmp_path: Path) -> None:
+def test_stored_yaml_can_be_read(tmp_path: Path) -> None:
     """Keys keep their order; values that occur twice are written twice, without an alias."""
     shared = [1, {"a": 2}]
     config = load_config({**BASE, "env.kwargs": {"one": shared, "other": shared}})
@@ -230,7 +230,7 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
     ]
 
 
-def test_the_command_that_goes_on_has_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_command_includes_trust(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command includes `trust` for custom modules unless the run is signed."""
     given = {"env": dict, "tracking.writers": [dict, {"_target_": "my.Writer"}]}
     call = "train(env=..., **{'tracking.writers': ...}, resume='run'"
@@ -244,7 +244,7 @@ def test_the_command_that_goes_on_has_the_words(monkeypatch: pytest.MonkeyPatch)
     assert told == f"to continue: {call}, trust=['my'])"
 
 
-def test_what_could_not_be_read_again_is_not_written() -> None:
+def test_unreadable_values_are_not_written() -> None:
     """An error is raised before the file is written."""
     config = config_to_dict(load_config({**BASE, "env.kwargs": {"walls": [1] * 50_000}}))
     with pytest.raises(ConfigError, match=r"config\.yaml: would not be a valid file: .*larger"):
@@ -260,7 +260,7 @@ def test_what_could_not_be_read_again_is_not_written() -> None:
         ("gymnasium.envs.classic_control.cartpole:CartPoleEnv", ""),
     ],
 )
-def test_an_id_is_what_the_registry_makes_of_it(entry: str, module: str) -> None:
+def test_environment_ids_resolve_to_their_module(entry: str, module: str) -> None:
     """Ids with and without a version resolve to the module of the entry point."""
     for i, kind in enumerate(("entry_point", "vector_entry_point")):
         name = f"test/Old{len(entry)}x{i}"
@@ -280,6 +280,6 @@ def test_an_id_is_what_the_registry_makes_of_it(entry: str, module: str) -> None
         *(("http://own_stored", ""), ("cuda:0", ""), ("C:\\own_stored", ""), ("no_module: b", "")),
     ],
 )
-def test_an_argument_that_may_be_an_id(text: str, module: str) -> None:
+def test_arguments_that_name_modules_are_ids(text: str, module: str) -> None:
     """The text must name an existing module; addresses, devices and paths do not."""
     assert module_of_argument(text) == module

@@ -102,7 +102,7 @@ class SlowReference:
         are_rows=True,
     ),
 )
-def test_equals_a_slow_reference(name, stickiness, limit):
+def test_atari_preprocessing_equals_a_slow_reference(name, stickiness, limit):
     """Whole games match the reference: skip, maximum, sticky actions, no-ops, fire, limit."""
     ours = preprocessed(
         name, repeat_action_probability=stickiness, max_num_frames_per_episode=limit
@@ -130,7 +130,7 @@ def test_equals_a_slow_reference(name, stickiness, limit):
 @pytest.mark.parametrize(
     ("name", "steps"), everyday(1, [("Assault", 60), ("Qbert", 250)], are_rows=True)
 )
-def test_a_game_follows_from_its_seed_alone(name, steps):
+def test_atari_game_depends_on_its_seed_only(name, steps):
     """A game depends only on its seed, not on games played before."""
 
     def play(env, seed):
@@ -156,7 +156,7 @@ def test_a_game_follows_from_its_seed_alone(name, steps):
     assert different.shape != first[0].shape or (different != first[0]).any()
 
 
-def test_games_without_a_seed_go_on_from_the_last():
+def test_atari_games_without_seed_follow_the_last_seed():
     """Resets without a seed differ from each other and follow from the last seed."""
     env = preprocessed("Breakout")
     frames = []
@@ -169,7 +169,7 @@ def test_games_without_a_seed_go_on_from_the_last():
     assert max(frames[0]) <= 34
 
 
-def test_no_noops_and_other_sizes():
+def test_atari_noops_skip_and_size_are_settings():
     """Games can begin with their first frame; frame skip and screen size are settings."""
     raw = EnvConfig(id="ALE/Freeway-v5", preprocessing="none", kwargs={"frameskip": 1})
     env = AtariPreprocessing(EnvFactory(raw)(), noop_max=0, frame_skip=1, screen_size=42)
@@ -191,7 +191,7 @@ def test_no_noops_and_other_sizes():
 # -- training and evaluation -----------------------------------------------------------------------
 
 
-def test_training_and_evaluation_environments():
+def test_training_adds_training_wrappers_only():
     """Training and evaluation share preprocessing and wrappers; training has additional ones."""
     flip = {"_target_": "toy_envs.AddOne", "amount": 0.0}
     config = EnvConfig(
@@ -214,7 +214,7 @@ def test_training_and_evaluation_environments():
     assert evaluation.for_evaluation() == evaluation
 
 
-def test_lives_are_episodes_of_training_only():
+def test_lost_life_ends_training_episodes_only():
     """A lost life ends a training episode; the game continues and reports its score at the end."""
     training, evaluation = game("Breakout")(), game("Breakout").for_evaluation()()
     actions = np.random.default_rng(0).integers(4, size=3000).tolist()
@@ -265,7 +265,7 @@ def test_lives_are_episodes_of_training_only():
         ({"preprocessing": "none"}, (210, 160, 3)),
     ],
 )
-def test_preprocessing_is_for_the_screen_in_colour(case):
+def test_only_color_screens_are_preprocessed(case):
     """Only colour screens are preprocessed and get training wrappers."""
     settings, shape = case
     env = EnvFactory(EnvConfig(**{"id": "ALE/Pong-v5", **settings}))()
@@ -280,7 +280,7 @@ def make_pong(frameskip=1, **kwargs):
     return gymnasium.make("ALE/Pong-v5", frameskip=frameskip, **kwargs)
 
 
-def test_time_limit_counts_steps_of_the_agent():
+def test_atari_time_limit_counts_agent_steps():
     """`max_episode_steps` counts the steps of the agent.
 
     Games built by custom functions are preprocessed if requested.
@@ -316,7 +316,7 @@ OWN = {"target": "test_atari.make_pong", "preprocessing": "atari"}
         ({"id": "ALE/Pongg-v5", "preprocessing": "atari"}, "nearest ids: ALE/Pong-v5"),
     ],
 )
-def test_contradictory_settings(case):
+def test_contradictory_atari_settings_raise(case):
     """Settings that prevent preprocessing raise ConfigError with a remedy."""
     settings, message = case
     with pytest.raises(ConfigError, match=message):
@@ -356,7 +356,7 @@ ON, LOST = (False, False), (True, False)
         (LivesEnv([3, 2, 2], length=2), [(1, *LOST), 0], [0, 1]),
     ],
 )
-def test_lost_lives(case):
+def test_lost_life_ends_the_episode_and_the_game_continues(case):
     """Every lost life but the last ends an episode, and the game continues."""
     env, expected, seeds = case
     steps = sum(type(seen) is tuple for seen in expected)
@@ -364,7 +364,7 @@ def test_lost_lives(case):
     assert env.seeds == seeds
 
 
-def test_a_game_that_ends_in_the_reset_after_a_life_is_reported():
+def test_game_that_ends_in_a_reset_is_reported():
     """A game that ends in the reset after a lost life is reported."""
 
     def game():
@@ -379,7 +379,7 @@ def test_a_game_that_ends_in_the_reset_after_a_life_is_reported():
     assert found == [2] * 6
 
 
-def test_resets_without_the_loss_of_a_life():
+def test_reset_without_lost_life_begins_a_new_game():
     """A reset without a lost life begins a new game, also after a continued game."""
     env = EpisodicLifeWrapper(LivesEnv([3, 3, 2, 2, 2]))
     env.reset(seed=0)
@@ -391,7 +391,7 @@ def test_resets_without_the_loss_of_a_life():
     assert env.reset(seed=6)[0].tolist() == [6.0, 0.0]
 
 
-def test_environments_without_lives():
+def test_environment_without_lives_raises():
     """The wrapper raises an error if infos have no lives."""
     with pytest.raises(EnvError, match=r"'lives' in infos, got \['half', 'options', 't'\]"):
         EpisodicLifeWrapper(CountingEnv()).reset(seed=0)
@@ -412,7 +412,7 @@ class Renamed(gymnasium.ActionWrapper):
 
 
 @pytest.mark.parametrize("wrapper", [None, "Renamed"])
-def test_the_record_has_the_action_that_was_executed(wrapper):
+def test_recorded_actions_include_fire(wrapper):
     """Recorded actions include the fire button pressed after a lost life."""
     wrappers = [] if wrapper is None else [{"_target_": f"{__name__}.{wrapper}"}]
     env = EnvConfig(id="ALE/Breakout-v5", wrappers=wrappers, max_episode_steps=120)

@@ -74,7 +74,7 @@ def run_episodes(make: Any) -> None:
     + [(run_episodes, w) for w in ("init", "reset", "step", "render", "close")],
 )
 @sweep("error", [SystemExit(0), Panic("index"), GeneratorExit()])
-def test_whatever_an_environment_raises_is_its_error(
+def test_environment_exceptions_become_env_error(
     run: Any, where: str, error: BaseException
 ) -> None:
     """All exceptions become EnvError, including SystemExit, which would look like a normal exit."""
@@ -88,7 +88,7 @@ def test_whatever_an_environment_raises_is_its_error(
     ("run", "where"),
     [(run_vector, w) for w in ("init", "reset", "step")] + [(run_episodes, "step")],
 )
-def test_ctrl_c_goes_through(run: Any, where: str) -> None:
+def test_keyboard_interrupt_is_not_an_env_error(run: Any, where: str) -> None:
     """KeyboardInterrupt is not converted to EnvError."""
     with pytest.raises(KeyboardInterrupt):
         run(partial(FragileEnv, where, KeyboardInterrupt()))
@@ -99,7 +99,7 @@ def test_ctrl_c_goes_through(run: Any, where: str) -> None:
     [{"target": InlineObject(lambda: sys.exit(0), "x.Y")}, {"id": "Fragile-v0"}],
     ids=str,
 )
-def test_an_environment_that_exits_while_it_is_built(
+def test_exiting_constructor_names_the_environment(
     settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a constructor exits, the error names the environment, registered or not."""
@@ -137,7 +137,9 @@ class Reward(CountingEnv):
 )
 @sweep("run", [run_vector, run_episodes])
 @sweep("wrap", [lambda env: env, MonitoringWrapper, SCALED])
-def test_what_is_no_reward_is_named(run: Any, wrap: Any, reward: Any, told: str) -> None:
+def test_invalid_reward_names_environment_and_step(
+    run: Any, wrap: Any, reward: Any, told: str
+) -> None:
     """An invalid reward raises an error with the environment and the step, with any wrappers."""
     if isinstance(reward, np.ndarray) and np.lib.NumpyVersion(np.__version__) < "2.4.0":
         pytest.skip("older versions of NumPy take it for a number, with a warning")
@@ -169,7 +171,7 @@ class OldSeed(CountingEnv):
 @pytest.mark.parametrize("kind", [OldStep, OldReset, OldSeed])
 @sweep("run", [run_vector, run_episodes])
 @sweep("wrap", [lambda env: env, partial(gymnasium.wrappers.TimeLimit, max_episode_steps=9)])
-def test_old_signatures_name_the_compatibility_wrapper(run: Any, kind: Any, wrap: Any) -> None:
+def test_old_gym_signatures_name_the_compatibility_wrapper(run: Any, kind: Any, wrap: Any) -> None:
     """The error for old Gym signatures names the expected ones and the compatibility wrapper."""
     words = r"expected reset\(.* -> \(observation, info\) and step.*shimmy\.GymV21Compat"
     with pytest.raises(EnvError, match=words):
@@ -182,7 +184,7 @@ def test_classes_of_gym_name_the_compatibility_wrapper() -> None:
         EnvFactory.from_any(lambda: object())()
 
 
-def test_errors_of_the_environment_itself_get_no_advice() -> None:
+def test_environment_errors_get_no_advice() -> None:
     """Errors within an environment do not mention the compatibility wrapper."""
 
     class Unpacks(CountingEnv):
@@ -194,7 +196,7 @@ def test_errors_of_the_environment_itself_get_no_advice() -> None:
     assert "shimmy" not in str(caught.value)
 
 
-def test_environments_are_numbered_from_the_first_of_all() -> None:
+def test_errors_number_environments_over_actors() -> None:
     """Messages use the index of an environment among all actors."""
     numbers = [SequentialVectorEnv([partial(Reward, None)], first_env=first) for first in (0, 6)]
     told = []
@@ -209,7 +211,7 @@ def test_environments_are_numbered_from_the_first_of_all() -> None:
 
 
 @pytest.mark.parametrize("name", ["terminated", "truncated"])
-def test_several_flags_are_named(name: str) -> None:
+def test_flag_per_agent_is_named(name: str) -> None:
     """The error shows the flag that is an array with one entry per agent."""
 
     class Team(CountingEnv):

@@ -98,7 +98,7 @@ def numbers(vector):
 
 @pytest.mark.parametrize("make", BACKENDS)
 @sweep("forms", [FORMS, *([form] for form in OTHER_SPACES)])
-def test_unusual_forms_give_the_same_numbers(forms, make):
+def test_unusual_return_types_give_identical_results(forms, make):
     """Lists, scalars, other dtypes, read-only and reused arrays are accepted."""
     (expected,) = numbers(here([Odd]))
     with make([lambda k=k: Odd(**k) for k in forms]) as vector:
@@ -142,7 +142,7 @@ REFUSED = [
 
 
 @sweep("case", REFUSED)
-def test_values_that_can_not_be_meant_are_refused(case):
+def test_invalid_environment_values_raise(case):
     """Invalid values raise an error that names the environment and the step."""
     form, message = case
     with pytest.raises(EnvError, match=f"environment 0.*{message}"):
@@ -163,7 +163,7 @@ OUTSIDE = r"the observation contains -?\d+.*, which is not in Box"
         ({"dtype": np.int64, "observe": lambda values: np.array(values) * 51}, OUTSIDE),
     ],
 )
-def test_observations_of_another_form_are_told_once(make, form, told):
+def test_observations_of_another_form_are_noted_once(make, form, told):
     """A note names the observation once: in the first reset, or soon after the first step."""
     notes = []
     with make([lambda: Odd(**form)] * 2) as vector:
@@ -186,7 +186,7 @@ class Team(CountingEnv):
 
 
 @pytest.mark.parametrize("form", [list, tuple, np.array, lambda x: dict(enumerate(x))])
-def test_rewards_of_several_agents(form):
+def test_several_rewards_suggest_multi_agent_env(form):
     """The error for several rewards names `MultiAgentEnv`; other errors do not."""
     with pytest.raises(EnvError, match=r"expected a number; if each agent .*MultiAgentEnv"):
         numbers(here([lambda: Team(form)]))
@@ -214,7 +214,7 @@ class Counter(CountingEnv):
 
 @pytest.mark.parametrize("make", BACKENDS)
 @pytest.mark.parametrize("truncate", [False, True])
-def test_counters_that_end_one_beyond_their_space(make, truncate):
+def test_final_observation_is_clipped_to_nearest_category(make, truncate):
     """The final observation is clipped to the nearest category; other values raise an error."""
     with make([lambda: Counter(truncate)] * 2) as vector:
         vector.reset(seed=0)
@@ -255,7 +255,7 @@ class Fixed(CountingEnv):
     ],
 )
 @pytest.mark.parametrize("nested", [False, True])
-def test_categories_up_to_the_limit_of_the_dtype_are_accepted(space, legal, illegal, nested):
+def test_categories_up_to_the_dtype_limit_are_valid(space, legal, illegal, nested):
     """Exactly the elements of the space are valid, although `start + n` exceeds the dtype."""
     outer = spaces.Dict({"level": space}) if nested else space
     for values, is_legal in ((legal, True), (illegal, False)):
@@ -280,7 +280,7 @@ def test_categories_up_to_the_limit_of_the_dtype_are_accepted(space, legal, ille
         (spaces.Box(0, 255, (2,), np.uint8), np.array([300, 1]), "outside the range of uint8"),
     ],
 )
-def test_numbers_out_of_range_are_refused(case):
+def test_observations_out_of_range_raise(case):
     """Values outside the space raise an error instead of wrapping around."""
     space, obs, message = case
     with pytest.raises(EnvError, match=message):
@@ -330,7 +330,7 @@ def play(vector: Any, steps: int) -> None:
 
 @pytest.mark.parametrize("make", [*ALL, *OTHER_MODES])
 @sweep("bad_step", [0, 3])
-def test_no_legal_action_wherever_environments_are(make: Any, bad_step: int) -> None:
+def test_empty_mask_raises_in_every_backend(make: Any, bad_step: int) -> None:
     """An empty mask raises an error in every backend and autoreset mode, except at the end."""
     message = rf"environment 1 failed (in the reset|at step {bad_step}) .*: no action of part 'x'"
     with make([MaskedEnv, lambda: MaskedEnv(bad_step)]) as vector:
@@ -343,7 +343,7 @@ def test_no_legal_action_wherever_environments_are(make: Any, bad_step: int) -> 
 
 @pytest.mark.parametrize("bad_step", [0, 3])
 @pytest.mark.parametrize("mode", [None, *AutoresetMode])
-def test_all_actions_are_legal_instead(mode: Any, bad_step: int) -> None:
+def test_empty_mask_all_legal_allows_all_actions(mode: Any, bad_step: int) -> None:
     """`empty_mask=all_legal` makes all actions of the affected choice legal."""
     if mode is None:
         makers = [
@@ -369,7 +369,7 @@ def test_all_actions_are_legal_instead(mode: Any, bad_step: int) -> None:
         assert bad.tolist() == ([1, 1, 1] if is_empty else [0, 1, 0])
 
 
-def test_empty_masks_in_a_run(tmp_path: Any) -> None:
+def test_empty_mask_error_names_the_setting(tmp_path: Any) -> None:
     """The error for an empty mask names `env.empty_mask`, which requires an action mask."""
     given: dict[str, Any] = {"total_steps": 64, "run_dir": str(tmp_path / "run"), "seed": 0}
     given |= {"algorithm.n_rollout_steps": 16, "runner.concurrency": 2, "algorithm": "ppo"}
@@ -395,7 +395,7 @@ class Stones(CountingEnv):
 
 
 @pytest.mark.parametrize("truncate", [False, True])
-def test_last_infos_need_no_mask(truncate: bool) -> None:
+def test_last_info_needs_no_mask(truncate: bool) -> None:
     """The last info of an episode needs no mask; all others do."""
     with here([lambda: ActionMaskWrapper(Stones(truncate))]) as vector:
         vector.reset(seed=0)

@@ -249,7 +249,7 @@ def named(name: str, **kwargs: Any) -> EnvFactory:
 
 
 @pytest.mark.parametrize("name", ["", BOARDS[0], *everyday(0, [*BOARDS[1:], *CARDS])])
-def test_turns_say_what_pettingzoo_says(name: str) -> None:
+def test_turns_match_agent_iter(name: str) -> None:
     """Observations, rewards between two turns, and ends of each agent match `agent_iter`."""
     ours = named(name)() if name else EnvFactory.from_any(Rounds)()
     theirs = importlib.import_module(f"pettingzoo.{name.replace('/', '.')}").env if name else Rounds
@@ -288,7 +288,7 @@ def spread() -> Any:
 
 
 @pytest.mark.parametrize("make", [lambda: Circle(has_masks=False), spread, falling])
-def test_turns_of_environments_that_pettingzoo_converted(make: Any) -> None:
+def test_turns_match_conversions_of_pettingzoo(make: Any) -> None:
     """Turns match PettingZoo's conversion, which is bypassed unless there are other wrappers."""
     for package in ("mpe2", "Box2D"):
         pytest.importorskip(package)
@@ -311,7 +311,7 @@ def test_turns_of_environments_that_pettingzoo_converted(make: Any) -> None:
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_walkers_die_one_by_one(keeps: bool) -> None:
+def test_agents_end_when_they_leave_agents(keeps: bool) -> None:
     """Agents end when they leave `agents`; until then rewards belong to their last action."""
     env = EnvFactory.from_any(Walkers, keeps=keeps)()
     env.reset(seed=4)
@@ -363,13 +363,13 @@ def test_walkers_die_one_by_one(keeps: bool) -> None:
         *("none", "four", "list", "no infos", "no seed"),
     ],
 )
-def test_environments_that_break_the_rules(maker: Any, message: str) -> None:
+def test_invalid_pettingzoo_environments_raise(maker: Any, message: str) -> None:
     """Environments that violate PettingZoo's API raise an error with the expected behaviour."""
     with pytest.raises(EnvError, match=message), here([EnvFactory.from_any(maker)]) as vector:
         steps(vector, 9)
 
 
-def test_own_environments_pass_the_tests_of_pettingzoo(capsys: pytest.CaptureFixture[str]) -> None:
+def test_test_environments_pass_pettingzoo_tests(capsys: pytest.CaptureFixture[str]) -> None:
     """The environments of this file pass PettingZoo's API tests."""
     tests = importlib.import_module("pettingzoo.test")
     tests.api_test(Rounds(), num_cycles=20)
@@ -402,7 +402,7 @@ REAL = [BOARDS[0], PARALLEL[0], "classic/chess_v6", CARDS[0], "sisl/multiwalker_
 
 
 @pytest.mark.parametrize("name", everyday(2, REAL))
-def test_real_environments_step_and_go_on_equally(name: str) -> None:
+def test_pettingzoo_environments_are_restored_exactly(name: str) -> None:
     """Real environments continue bit for bit when restored by replaying their actions."""
     with here([named(name)] * 2) as one, here([named(name)] * 2) as other:
         obs = steps(one, 100)[-1][0]
@@ -414,7 +414,7 @@ def test_real_environments_step_and_go_on_equally(name: str) -> None:
         assert all(result[0]["acts"].any() for result in ours)
 
 
-def test_names() -> None:
+def test_pettingzoo_names_select_the_parallel_api() -> None:
     """Names select the parallel API if available and take kwargs; paths work as well."""
     spread = named(PARALLEL[0], N=2, max_cycles=7)()
     assert spread.metadata["agents"] == ("agent_0", "agent_1")
@@ -440,7 +440,9 @@ def test_names() -> None:
         ("atari/pong_v3", {}, r"env\.id = .*multi_agent_ale_py.*pip install 'pettingzoo\[atari\]'"),
     ],
 )
-def test_names_that_can_not_be_meant(name: str, kwargs: Any, message: str) -> None:
+def test_unknown_pettingzoo_names_suggest_similar_ones(
+    name: str, kwargs: Any, message: str
+) -> None:
     """The error names similar environments or the package to install."""
     env_id = f"pettingzoo:{name}"
     with pytest.raises(ConfigError, match=message):

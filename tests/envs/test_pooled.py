@@ -550,6 +550,7 @@ def test_global_generators_follow_from_the_seed_and_the_worker():
     assert len({value for row in (*first, *other) for value in row}) == 8
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_generators_of_packages_imported_in_reset_are_seeded():
     """Global generators of packages imported in a reset are seeded by seed and worker."""

@@ -105,7 +105,7 @@ def assert_equal(envs: EnvSlice, slow: list[SlowEnv]) -> None:
 # -- episodes ------------------------------------------------------------------------------------
 
 
-def test_episodes_are_what_slow_ones_are() -> None:
+def test_slice_episodes_match_the_reference() -> None:
     """Started, stepped, dropped and ended episodes match the reference in all reported values."""
     rng = np.random.default_rng(0)
     envs = slice_of(PlannedEnv, 4, on_non_finite="skip", final_obs="all")
@@ -154,7 +154,7 @@ def test_paused_environments_do_not_step() -> None:
     assert envs.envs[0].unwrapped.t == 0
 
 
-def test_what_environments_show() -> None:
+def test_slice_environments_can_be_rendered() -> None:
     """Environments can be rendered; an error names the seed."""
 
     class Shown(CountingEnv):
@@ -173,7 +173,7 @@ def test_what_environments_show() -> None:
     assert envs.render(1) == 10
 
 
-def test_pictures_without_a_display() -> None:
+def test_rendering_without_display_names_the_remedy() -> None:
     """If MuJoCo cannot render, the error says how to render without a display."""
 
     class Drawn(CountingEnv):
@@ -189,7 +189,7 @@ def test_pictures_without_a_display() -> None:
 # -- wrappers ------------------------------------------------------------------------------------
 
 
-def test_each_start_begins_a_new_game() -> None:
+def test_slice_start_begins_a_new_game() -> None:
     """A lost life ends neither the episode nor the game; a new start does."""
     envs = slice_of(lambda: EpisodicLifeWrapper(LivesEnv()))
     envs.start(0, 1)
@@ -216,7 +216,7 @@ class NoLifeEnv(LivesEnv):
 
 
 @sweep("how", ["terminated", "truncated", "both"])
-def test_a_game_that_ends_while_it_goes_on(how: str) -> None:
+def test_game_that_ends_after_a_lost_life_ends_the_episode(how: str) -> None:
     """If the game ends after a lost life, the episode ends; the next episode starts a new game."""
 
     class Env(NoLifeEnv):
@@ -245,7 +245,7 @@ def test_a_game_that_ends_while_it_goes_on(how: str) -> None:
 
 
 @sweep("limit", [1, 2, 3, 4, 5])
-def test_an_episode_is_a_whole_game(limit: int) -> None:
+def test_slice_episode_is_a_whole_game(limit: int) -> None:
     """Lost lives do not end episodes, and the steps that continue after them are not counted.
 
     An outer time limit is not reset by a lost life; an inner one has a separate count.
@@ -263,7 +263,7 @@ def test_an_episode_is_a_whole_game(limit: int) -> None:
 
 
 @sweep("length", [9, 2])
-def test_raw_returns_are_told(length: int) -> None:
+def test_slice_reports_raw_returns(length: int) -> None:
     """Reported returns are raw, also if a time limit outside the monitor truncates the episode."""
     envs = slice_of(
         lambda: TimeLimit(RewardScalingWrapper(MonitoringWrapper(CountingEnv(length)), 0.1), 2)

@@ -100,7 +100,7 @@ def wrapped(env, *nodes, training=True):
         lambda env: ObservationStackWrapper(env, 3),
     ],
 )
-def test_gymnasium_accepts_them(wrap):
+def test_wrappers_pass_the_gymnasium_checker(wrap):
     """Gymnasium's environment checker passes, and equal seeds give equal episodes."""
     env = wrap(gymnasium.make("Pendulum-v1", disable_env_checker=True))
     check_env(env, skip_render_check=True, skip_close_check=True)
@@ -118,7 +118,7 @@ def test_gymnasium_accepts_them(wrap):
 
 
 @pytest.mark.parametrize("env_class", [CountingEnv, AwkwardEnv])
-def test_stack_holds_the_last_observations(env_class):
+def test_stack_contains_the_last_observations(env_class):
     """Newest observation last; resets repeat the first observation; reused buffers are copied."""
     env = ObservationStackWrapper(env_class(length=9), 3)
     assert env.observation_space.shape == (3, 2)
@@ -136,7 +136,7 @@ def test_stack_holds_the_last_observations(env_class):
     assert env.reset(seed=8)[0].tolist() == [[8.0, 0.0]] * 3
 
 
-def test_stack_by_key():
+def test_stacks_are_selected_by_key():
     """Stacks are selected by flattened key; by default masks and integers are not stacked."""
     env = ObservationStackWrapper(NestedEnv(), 4, keys=["robot/0"])
     space = env.observation_space
@@ -158,7 +158,7 @@ def test_stack_by_key():
 
 
 @pytest.mark.parametrize("make", BACKENDS)
-def test_stacks_keep_their_promise_in_vector_environments(make):
+def test_stacks_in_vector_environments_share_frames(make):
     """Within an episode, older frames are the newer frames of the previous step."""
     node = {"_target_": OURS + "ObservationStackWrapper", "n": 3}
     config = EnvConfig(target="toy_envs.NestedEnv", kwargs={"length": 5}, wrappers=[node])
@@ -202,7 +202,7 @@ GYM = "gymnasium.wrappers."
 @pytest.mark.parametrize(
     "stack", [STACK, {"_target_": GYM + "FrameStackObservation", "stack_size": 4}]
 )
-def test_stacks_behind_other_wrappers(stack, outside, expected):
+def test_stacks_behind_other_wrappers_are_reported_if_unchanged(stack, outside, expected):
     """Stacks are reported only if no outer wrapper changes the observations."""
     vector = wrapped("toy_envs.CountingEnv", stack, *outside)
     assert vector.frame_stack == expected
@@ -256,7 +256,7 @@ REWARDS = STATISTICS + "algorithm.reward_scaling"
         ),
     ],
 )
-def test_wrappers_that_would_give_wrong_results_raise(key, nodes, problem):
+def test_wrappers_with_wrong_results_raise(key, nodes, problem):
     """The error names the entry, and the setting or the order to use instead."""
     config = EnvConfig(target="test_wrappers.Screens", wrappers=nodes[:-1])
     config = replace(config, **{key: [*getattr(config, key), nodes[-1]]})
@@ -272,7 +272,7 @@ def writing(env, paths):
     return MonitoringWrapper(env)
 
 
-def test_wrappers_get_the_number_of_their_environment(tmp_path):
+def test_wrappers_get_the_environment_index(tmp_path):
     """Each environment of training and evaluation writes its own files."""
     paths = {"all": [f"{tmp_path}/{{env_index}}"]}
     node = {"_target_": "test_wrappers.writing", "paths": paths}
@@ -284,7 +284,7 @@ def test_wrappers_get_the_number_of_their_environment(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
-def test_declared_stacks_must_fit_their_space():
+def test_declared_stacks_must_match_their_space():
     """Declared stacks are ignored if they do not match the shape of the space."""
 
     class Boasting(CountingEnv):
@@ -301,7 +301,7 @@ def test_declared_stacks_must_fit_their_space():
 # -- monitoring and rewards ------------------------------------------------------------------------
 
 
-def test_returns_are_reported_without_training_wrappers():
+def test_reported_returns_exclude_training_wrappers():
     """Reported returns and lengths exclude training wrappers, which may scale rewards.
 
     Gymnasium's RecordEpisodeStatistics may be inside, or outside with a different key.
@@ -329,7 +329,7 @@ def test_returns_are_reported_without_training_wrappers():
         assert final["scaled"]["r"].tolist() == [6.0, 6.0]
 
 
-def test_monitoring_counts_truncated_and_broken_off_episodes():
+def test_monitor_counts_truncated_and_reset_episodes():
     """Truncated episodes and episodes ended by a reset are counted; infos are not changed."""
     env = MonitoringWrapper(CountingEnv(length=3, truncate=True))
     assert "episode" not in env.reset(seed=0)[1]
@@ -343,7 +343,7 @@ def test_monitoring_counts_truncated_and_broken_off_episodes():
     assert CountingEnv.metadata.get("monitored") is None
 
 
-def test_episodes_that_a_training_wrapper_ends_are_reported():
+def test_episodes_ended_by_training_wrappers_are_reported():
     """Episodes ended by a training wrapper are reported at the step that ended them."""
     limit = {"_target_": "gymnasium.wrappers.TimeLimit", "max_episode_steps": 2}
     config = EnvConfig(
@@ -461,7 +461,7 @@ UNBOUNDED = spaces.Dict({"push": spaces.Box(-np.inf, 1.0, (1,))})
         (lambda: SelectEntriesWrapper(gymnasium.make("FrozenLake-v1"), [0]), "vector observations"),
     ],
 )
-def test_wrong_arguments(case):
+def test_invalid_wrapper_arguments_raise(case):
     """Invalid arguments and spaces raise an error."""
     make, message = case
     with pytest.raises((ConfigError, SpaceError), match=message):
@@ -471,7 +471,7 @@ def test_wrong_arguments(case):
 # -- selected entries ------------------------------------------------------------------------------
 
 
-def test_entries_are_left_in_the_given_order():
+def test_selected_entries_keep_their_order():
     """Selected entries keep the given order; values, bounds and dtype match."""
     plain, env = gymnasium.make("CartPole-v1"), gymnasium.make("CartPole-v1")
     selected = SelectEntriesWrapper(env, [2, 0])

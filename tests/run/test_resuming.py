@@ -75,7 +75,7 @@ SECTIONS = ("checkpoint.", "tracking.", "runner.")
 
 
 @pytest.mark.parametrize("algorithm", list_options("algorithm"))
-def test_settings_that_may_differ(algorithm):
+def test_resume_allows_settings_of_runner_length_and_output(algorithm):
     """Settings of runner, length and output, and those that callbacks may change, may differ."""
     data = {"bc": "runner.dataset", "sacfd": "algorithm.initial_demonstration_trajectories"}
     more = {data[algorithm]: "x"} if algorithm in data else {}
@@ -102,7 +102,7 @@ def test_settings_that_may_differ(algorithm):
     ],
     ids=str,
 )
-def test_the_seed_that_was_drawn_stays(run_dir, change):
+def test_resume_keeps_the_drawn_seed(run_dir, change):
     """The drawn seed is kept, whatever else is changed."""
     values = {**BASE, "run_dir": str(run_dir), "resume": "auto", "seed": None, **change}
     assert continued(load_config(values), run_dir).seed == 3
@@ -121,7 +121,7 @@ def test_the_seed_that_was_drawn_stays(run_dir, change):
     ],
 )
 @pytest.mark.parametrize("runner", ["dev", "local"])
-def test_settings_that_may_not_change(run_dir, runner, key, value, was):
+def test_resume_rejects_settings_that_change_results(run_dir, runner, key, value, was):
     """The error names the key, both values, and the remedy."""
     values = {**BASE, "runner": runner, "run_dir": str(run_dir), "resume": "auto", key: value}
     with pytest.raises(
@@ -131,7 +131,7 @@ def test_settings_that_may_not_change(run_dir, runner, key, value, was):
     assert caught.value.key.startswith(key) or key.startswith(caught.value.key)
 
 
-def test_tuples_were_once_stored_as_lists(run_dir):
+def test_stored_lists_may_be_replaced_by_tuples(run_dir):
     """A stored list may be replaced by a tuple with the same values, but not with others."""
     path = run_dir / "config.yaml"
     path.write_text(path.read_text().replace("kwargs: {}", "kwargs: {size: [8, 4]}"))
@@ -140,7 +140,7 @@ def test_tuples_were_once_stored_as_lists(run_dir):
         continued(load_config({**BASE, "env.kwargs.size": (4, 8)}), run_dir, checkpoint(run_dir))
 
 
-def test_several_changes_are_all_named(run_dir):
+def test_resume_lists_all_changed_settings(run_dir):
     """One message lists all changed settings, and marks those that may not change."""
     values = {**BASE, "algorithm.gamma": 0.5, "total_steps": 7, "seed": 9, "run_dir": str(run_dir)}
     with pytest.raises(ConfigError) as caught:
@@ -157,7 +157,7 @@ def test_several_changes_are_all_named(run_dir):
 
 
 @pytest.mark.parametrize(("key", "limit"), [("total_steps", 4), ("algorithm.n_epochs", 2)])
-def test_a_limit_below_what_is_done(run_dir, key, limit):
+def test_limit_below_progress_raises(run_dir, key, limit):
     """A limit below the completed steps or epochs raises an error; larger and equal ones do not."""
     for allowed in (limit + 1, 0 if key == "algorithm.n_epochs" else limit + 2):
         continued(load_config({**BASE, key: allowed}), run_dir, checkpoint(run_dir))
@@ -167,7 +167,7 @@ def test_a_limit_below_what_is_done(run_dir, key, limit):
         continued(load_config({**BASE, key: limit}), run_dir, checkpoint(run_dir))
 
 
-def test_where_a_run_is_looked_for(run_dir, tmp_path):
+def test_resume_accepts_runs_checkpoints_and_auto(run_dir, tmp_path):
     """`resume` may be a run, one of its checkpoints, or auto, which uses `run_dir` if it exists."""
 
     def found(**values):
@@ -191,7 +191,7 @@ def test_where_a_run_is_looked_for(run_dir, tmp_path):
         found(resume="auto")
 
 
-def test_settings_of_the_run_with_changes(run_dir):
+def test_given_settings_override_those_of_the_run(run_dir):
     """Given settings override; another runner keeps the settings common to all runners."""
     config = resumed_config(str(run_dir), {"total_steps": 7, "algorithm.n_epochs": 2})
     assert (config.total_steps, config.algorithm.n_epochs, config.seed) == (7, 2, 3)
@@ -204,14 +204,14 @@ def test_settings_of_the_run_with_changes(run_dir):
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "a: [", "seed: 1", "\x00", "runner: 3"])
-def test_a_damaged_configuration_is_named(run_dir, text):
+def test_damaged_configuration_raises(run_dir, text):
     """RunDirectoryError is raised for any invalid content."""
     (run_dir / "config.yaml").write_text(text)
     with pytest.raises(RunDirectoryError, match=r"config.yaml is damaged"):
         resumed_config(str(run_dir), {})
 
 
-def test_a_run_of_an_older_version_has_the_defaults_of_new_settings(run_dir):
+def test_missing_stored_settings_have_defaults(run_dir):
     """Settings missing in the stored file count as unchanged."""
     path = Path(run_dir) / "config.yaml"
     node = yaml.safe_load(path.read_text())
@@ -224,7 +224,7 @@ def test_a_run_of_an_older_version_has_the_defaults_of_new_settings(run_dir):
 
 @pytest.mark.parametrize("kind", ["file", "folder", "list"])
 @pytest.mark.parametrize("case", ["same content", "copied", "other content", "named", "no path"])
-def test_files_that_moved(run_dir, tmp_path, kind, case):
+def test_moved_files_are_accepted_with_identical_content(run_dir, tmp_path, kind, case):
     """Another path is accepted if the content is identical, or if `moved` allows it."""
 
     def made(name, content):
