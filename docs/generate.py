@@ -218,11 +218,14 @@ def render_changeable() -> str:
     for key, when in _changeable(TrainConfig, ""):
         found[key, when] = []
     rows = ["| Setting | Algorithms | May change |", "| --- | --- | --- |"]
+    groups: dict[tuple[str, str], list[str]] = {}
+    for (key, when), names in found.items():
+        listed = "all" if len(names) == len(configs) else ", ".join(names)
+        groups.setdefault((when, listed), []).append(f"`{key}`")
     for wanted, text in WHEN.items():
-        for (key, when), names in found.items():
-            listed = "all" if len(names) == len(configs) else ", ".join(names)
-            if when == wanted:
-                rows.append(f"| `{key}` | {listed} | {text} |")
+        rows += [
+            f"| {', '.join(k)} | {a} | {text} |" for (w, a), k in groups.items() if w == wanted
+        ]
     return "\n".join(rows) + "\n"
 
 
