@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 TREES = ("maze_train", "tests", "benchmarks", "docs", "examples")
+HISTORY = ("CHANGELOG.md", "upgrading.md")
+"""Pages that name what was removed."""
+
 PAGE_IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 BLOCK = re.compile(r"^```(\w+) *(\S*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -137,7 +140,7 @@ def test_settings_are_there() -> None:
     }
     sections = "|".join({key.partition(".")[0] for key in keys} - {"env"})
     named = re.compile(rf"`((?:{sections})\.\w+)")
-    pages = [page for page in PAGES if page.name not in ("CHANGELOG.md", "upgrading.md")]
+    pages = [page for page in PAGES if page.name not in HISTORY]
     found = {name for page in pages for name in named.findall(page.read_text(encoding="utf-8"))}
     others = {"evaluation.csv", "search.png", "algorithm.power"}
     assert found - keys == others
@@ -398,7 +401,7 @@ def test_names_in_texts_lead_somewhere() -> None:
         )
 
     texts = {path: path.read_text(encoding="utf-8") for path in sources}
-    texts |= {page: without_blocks(page) for page in PAGES if page.name != "CHANGELOG.md"}
+    texts |= {page: without_blocks(page) for page in PAGES if page.name not in HISTORY}
     broken = [
         f"{path.relative_to(ROOT)}: {name}"
         for path, text in texts.items()
