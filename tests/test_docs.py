@@ -338,7 +338,7 @@ OTHER_NAMES = {
         "algo.train",
         "AlgorithmConfig.learners",
     ),  # a file, and names of RLlib
-    "space.start",  # an attribute of a Gymnasium space
+    *("space.start", "run.algorithm.lr"),  # attributes of a Gymnasium space and of a view of a run
     *("AlgorithmConfig.build_learner", "AlgorithmConfig.build_learner_group"),
 }
 """Names in texts that look like names of this repository."""
