@@ -13,8 +13,10 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,6 +32,7 @@ from short_runs import PPO, SMALL
 
 from maze_train import Callback
 from maze_train.cli import main
+from maze_train.config.sweeps import JobPool, StartedJob
 from maze_train.core.files import exclusive
 from maze_train.workers.backends import SIGNALS, signals_later
 
@@ -594,3 +597,41 @@ def test_override_dirname_contains_plain_keys(
     assert maze_run("-m", "algorithm=ppo", "hydra.sweep.dir=s", *given, subdir) == 0
     rows = csv.DictReader((maze_run.folder / "s/jobs.csv").read_text().splitlines())
     assert [row["run_dir"] for row in rows] == names
+
+
+class SlowJobs(JobPool[StartedJob]):
+    """Pool with one job that needs 100 seconds on a clock of its own."""
+
+    def __init__(self, clock: SimpleNamespace) -> None:
+        super().__init__(lambda job: None)
+        self._clock, self._end_at = clock, clock.now + 100.0
+
+    def _slots(self) -> AbstractContextManager[None]:
+        self._free.append(0)
+        return nullcontext()
+
+    def _start(self, slot: int, job: Any) -> StartedJob:
+        return StartedJob(job)
+
+    def _collect(self) -> None:
+        self._clock.now += 1.0
+        if self._clock.now >= self._end_at:
+            self._free.append(0)
+            self._finish(0, None)
+
+    def _signal(self, number: int) -> None:
+        raise AssertionError(number)
+
+
+def test_jobs_that_run_silently_are_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a terminal, a line every 30 seconds says that jobs are running."""
+    clock = SimpleNamespace(now=time.monotonic())
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    job: Any = SimpleNamespace(record=SimpleNamespace(title="lr=1"))
+    SlowJobs(clock).run([job])
+    assert capsys.readouterr().out.splitlines() == [
+        "maze-run: lr=1",
+        *(f"maze-run: 1 running, the longest for 0:0{t}" for t in ("0:30", "1:00", "1:30")),
+    ]

@@ -31,7 +31,7 @@ from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import atomic_write, open_own, read_regular
 from maze_train.core.folders import make_folders
 from maze_train.core.names import JOBS, SIGNALS
-from maze_train.core.notices import notify, say
+from maze_train.core.notices import HEARTBEAT_S, notify, say
 from maze_train.core.report import csv_text
 from maze_train.core.text import duration, readable
 from maze_train.training.outcome import signal_of
@@ -194,6 +194,7 @@ class JobPool(ABC, Generic[Started]):
         self._free: deque[int] = deque()
         self._running: dict[int, Started] = {}
         self.is_ending = False
+        self._told_at = 0.0
 
     def run(self, jobs: Iterable[ProcessJob]) -> None:
         """Run jobs; the next job is taken from `jobs` when a slot is free.
@@ -202,6 +203,7 @@ class JobPool(ABC, Generic[Started]):
             KeyboardInterrupt: If a signal was received. Raised once all jobs have ended.
         """
         waiting, is_last = iter(jobs), False
+        self._told_at = time.monotonic()
         with self._slots():
             try:
                 while self._running or not is_last:
@@ -210,14 +212,24 @@ class JobPool(ABC, Generic[Started]):
                             is_last = True
                         else:
                             say(f"{PROGRAM}: {job.record.title}")
+                            self._told_at = time.monotonic()
                             with signals_later():
                                 slot = self._free.popleft()
                                 self._running[slot] = self._start(slot, job)
                     if self._running or not is_last:
                         self._collect()
+                        self._tell()
             except BaseException as error:
                 self._end(signal_of(error))
                 raise
+
+    def _tell(self) -> None:
+        """Outside a terminal, report that jobs are running if nothing was printed for a while."""
+        is_silent = time.monotonic() - self._told_at >= HEARTBEAT_S
+        if self._running and is_silent and not sys.stdout.isatty():
+            longest = duration(max(job.seconds for job in self._running.values()))
+            say(f"{PROGRAM}: {len(self._running)} running, the longest for {longest}")
+            self._told_at = time.monotonic()
 
     def _end(self, number: int) -> None:
         """Forward a signal to the jobs and wait for them to end; a third signal kills them."""
@@ -236,6 +248,7 @@ class JobPool(ABC, Generic[Started]):
         """Report the end of the job in a slot; `record` is None if no record was received."""
         job = self._running.pop(slot)
         job.result = record
+        self._told_at = time.monotonic()
         self._ended(job)
 
     @abstractmethod

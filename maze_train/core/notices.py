@@ -14,6 +14,9 @@ CONSOLE = logging.getLogger(__name__)
 """Logger that receives all printed lines, for handlers of runs and users; the logger does not
 print."""
 
+HEARTBEAT_S = 30.0
+"""Time in seconds after which a long operation outside a terminal reports that it is running."""
+
 CONSOLE.addHandler(logging.NullHandler())
 CONSOLE.setLevel(logging.INFO)
 CONSOLE.propagate = False

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import printable
-from maze_train.core.notices import CONSOLE, abandon_output
+from maze_train.core.notices import CONSOLE, HEARTBEAT_S, abandon_output
 from maze_train.core.report import field_lines
 from maze_train.core.run_directory import EPOCH, FAILURES, final_tests
 from maze_train.core.text import compact, duration, readable
@@ -92,6 +92,10 @@ class Display:
     def is_due(self, now: float) -> bool:
         """Return whether enough time has passed for another line or an update of the bar."""
         return now - self._shown_at >= self._interval_s
+
+    def is_silent(self, now: float, started_at: float) -> bool:
+        """Return whether no line was printed for `HEARTBEAT_S` since the last one or the start."""
+        return self.mode == "lines" and now - max(self._shown_at, started_at) >= HEARTBEAT_S
 
     def show(self, now: float, description: str, share: float | None, status: str) -> None:
         """Print a line, or update the bar.
@@ -203,12 +207,14 @@ class ConsoleWriter(MetricsWriter):
             self._show(now)
 
     def advance(self, progress_fraction: float, env_steps: int) -> None:
-        """Update the bar within an epoch."""
-        if not self._display.has_bar:
-            return
-        self._status.fraction = progress_fraction
-        self._status.env_steps = env_steps
-        if self._display.is_due(now := self._clock()):
+        """Update the bar within an epoch; without a bar, print a line every `HEARTBEAT_S`."""
+        now = self._clock()
+        self._status.fraction, self._status.env_steps = progress_fraction, env_steps
+        if self._display.has_bar:
+            is_due = self._display.is_due(now)
+        else:
+            is_due = self._display.is_silent(now, self._status.started_at)
+        if is_due:
             self._show(now)
 
     def finish(self, summary: Mapping[str, Any]) -> None:

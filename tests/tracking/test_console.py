@@ -73,6 +73,19 @@ def test_console_prints_one_line_per_interval_and_at_the_end() -> None:
     ]
 
 
+def test_lines_continue_within_a_long_epoch() -> None:
+    """Without a terminal, a line is printed every 30 seconds, also before the first epoch ends."""
+    writer, clock, console = started()
+    for update in range(1, 11):
+        clock.now += 7
+        writer.advance(update / 20, 100 * update)
+    lines = output(console).splitlines()[1:]
+    assert [line.split()[:3] for line in lines] == [
+        ["epoch", "0/50", "500/100k"],
+        ["epoch", "0/50", "1k/100k"],
+    ]
+
+
 def test_terminal_prints_one_evaluation_per_second() -> None:
     """A terminal shows at most one evaluation per second."""
     writer, clock, console = started(is_terminal=True)
