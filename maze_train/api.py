@@ -123,7 +123,9 @@ def load_policy(run_dir: str | Path, trust: Sequence[str] = (), **objects: objec
         RunDirectoryError: If there is no saved policy, or a file is damaged.
     """
     saved = read_saved_policy(run_dir, trust, objects=objects)
-    return TrainedPolicy(saved.make_model(), saved.observation_space, saved.action_space)
+    return TrainedPolicy(
+        saved.make_model(), *saved.spaces, settings=saved.text, missing=saved.missing
+    )
 
 
 def make_env(

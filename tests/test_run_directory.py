@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -152,3 +155,16 @@ def test_final_test_value_requires_an_eval_metric(metric: str, value: float | No
 def test_damaged_final_tests_are_ignored(tests: object) -> None:
     """Invalid results are treated like a missing test."""
     assert final_tests({"final_test": tests}) == final_tests({}) == {}
+
+
+@pytest.mark.parametrize("place", [".", "best", "plots", "policies/epoch_1", "policies/step_90"])
+def test_unfinished_files_of_killed_processes_are_removed(run: RunDirectory, place: str) -> None:
+    """Only files of dead processes are removed, in every directory with atomic writes."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    directory = run.path / place
+    directory.mkdir(parents=True, exist_ok=True)
+    for pid in (ended.pid, os.getpid()):
+        (directory / f".policy.pt.{pid}.tmp").touch()
+    run.clean()
+    assert [path.name for path in directory.glob(".*.tmp")] == [f".policy.pt.{os.getpid()}.tmp"]

@@ -78,14 +78,14 @@ def parsed_settings(
     values = {key: value for key, value in node.items() if key not in ("trust", "moved")}
     values, removed = without_removed(values)
     if is_signed(text):
-        return StoredSettings(path, values, own, is_own=True, removed=removed)
+        return StoredSettings(path, values, own, is_own=True, text=text, removed=removed)
     modules: list[str] = convert(trust or [], list[str], "trust")
     allowed = Trust(str(path), tuple(modules), frozenset(name for _, name, _ in names_in(own)))
 
     def stored(key: str, name: str, module: str) -> Stored:
         return Stored(name, allowed, key, PARTS.get(_part_of(key) or "", ""), module)
 
-    return StoredSettings(path, with_names(values, stored), own, removed=removed)
+    return StoredSettings(path, with_names(values, stored), own, text=text, removed=removed)
 
 
 def _problem_of(node: object) -> str:
@@ -114,6 +114,9 @@ class StoredSettings:
 
     is_own: bool = False
     """Whether this user signed the file. If so, all names in the file are trusted."""
+
+    text: str = ""
+    """Content of the file."""
 
     removed: Mapping[str, ConfigError | None] = field(default_factory=dict)
     """Settings of earlier versions in the file, see `without_removed`."""

@@ -247,7 +247,10 @@ class RunDirectory:
 
     def clean(self) -> None:
         """Remove unfinished files of killed processes; the directory must be locked."""
-        for directory in (self.path, self.best):
+        for directory in (
+            *(self.path, self.best, self.plots, self.profile),
+            *self.policies.glob("*"),
+        ):
             remove_leftovers(directory)
 
     @property

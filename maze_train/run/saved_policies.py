@@ -22,6 +22,7 @@ from maze_train.core.hub import is_on_hub
 from maze_train.core.names import BEST, FINAL, SPACES, WEIGHTS
 from maze_train.core.policy_location import PolicyLocation, policy_nearby
 from maze_train.core.run_directory import RunDirectory, checkpoint_name
+from maze_train.core.targets import TARGET, InlineObject, has_no_name
 from maze_train.nets.config import ModelConfig
 from maze_train.spaces.agents import agent_spaces
 from maze_train.training.checkpoints import CheckpointStore
@@ -46,6 +47,9 @@ class SavedPolicy:
         action_space: Action space of one environment.
         weights: Weights, keyed by name, on the CPU.
         score: Score (`score`, may be null) and `epoch` of the policy; empty if unknown.
+        text: Configuration of the run as text.
+        missing: Name of a value transform that was an object in Python and was not passed again;
+            empty: none.
         whole: Policies of all agents and the ID of this policy, if a centralised critic requires
             building all policies together; otherwise None.
     """
@@ -56,6 +60,8 @@ class SavedPolicy:
     action_space: spaces.Space[Any]
     weights: dict[str, torch.Tensor]
     score: dict[str, Any]
+    text: str = ""
+    missing: str = ""
     whole: tuple[SavedPolicy, str] | None = None
 
     @property
@@ -230,10 +236,38 @@ def read_saved_policy(
     is_checkpoint = checkpoint_name(directory) is not None
     read = _read_checkpoint if is_checkpoint else _read_policy
     found = read(directory, trust, own or given)
-    settings = nested(objects, found.stored.values)
+    settings, missing = _without_lost_transforms(nested(objects, found.stored.values))
     found.stored.check(settings, uses)
     config = load_settings(TrainConfig, settings)
-    return SavedPolicy(directory, config, *found.spaces, found.weights, found.score)
+    return SavedPolicy(
+        directory,
+        config,
+        *found.spaces,
+        found.weights,
+        found.score,
+        text=found.stored.text,
+        missing=missing,
+    )
+
+
+def _without_lost_transforms(settings: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Remove value transforms that were objects in Python, which acting does not need.
+
+    Returns:
+        The settings, and the name of a removed setting; empty if there is none.
+    """
+    missing = ""
+    policies: dict[str, Any] = settings.get("policies") or {}
+    sections = {"": settings, **{f"policies.{policy}.": own for policy, own in policies.items()}}
+    for prefix, section in sections.items():
+        model = section.get("model") if isinstance(section, dict) else None
+        node = model.get("value_transform") if isinstance(model, dict) else None
+        target = node.get(TARGET) if isinstance(node, dict) else None
+        if target is None or isinstance(target, InlineObject) or not has_no_name(str(target)):
+            continue
+        missing = f"{prefix}model.value_transform"
+        settings = nested({missing: None}, settings)
+    return settings, missing
 
 
 class _Read(NamedTuple):

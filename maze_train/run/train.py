@@ -18,6 +18,7 @@ from maze_train.core.conversion import key_of_field
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import link_latest, writable
 from maze_train.core.names import LATEST
+from maze_train.core.notices import notify
 from maze_train.core.run_directory import FAILURES
 from maze_train.core.targets import TARGET
 from maze_train.envs.config import EnvConfig
@@ -34,6 +35,14 @@ from maze_train.training.outcome import TrainingSummary
 from maze_train.training.policy_files import TrainedPolicy
 from maze_train.training.trainer import Run
 from maze_train.workers.backends import refuse_import
+
+LIMIT_KEYS = {
+    "total_steps": "total_steps",
+    "n_epochs": "algorithm.n_epochs",
+    "patience": "algorithm.patience",
+    "max_wall_time_s": "runner.max_wall_time_s",
+}
+"""Settings of the limits, by stop reason."""
 
 SHORT = {
     "evaluators": "evaluation.evaluators",
@@ -67,6 +76,21 @@ class TrainingResult:
     def best_metric(self) -> float:
         """Best value of the selection metric; the objective of a sweep."""
         return self.summary.best_metric
+
+    def __repr__(self) -> str:
+        summary = self.summary
+        values = {
+            "run_dir": str(self.run_dir),
+            "stop_reason": summary.stop_reason,
+            "epochs": summary.epochs,
+            "env_steps": summary.env_steps,
+            "wall_time_s": round(summary.wall_time_s, 1),
+            "best_metric": summary.best_metric,
+            "best_epoch": summary.best_epoch,
+            **({"missing": self.missing} if self.missing else {}),
+        }
+        lines = [f"    {name}={value!r}," for name, value in values.items()]
+        return "\n".join(["TrainingResult(", *lines, ")"])
 
 
 class TrainingRunner:
@@ -119,6 +143,11 @@ def train_run(run: Run) -> TrainingResult:
                 stack.callback(run.profiler.stop)
                 trainer.before_training()
                 trainer.train()
+            if run.checkpoint is not None and trainer.updates == run.checkpoint.updates:
+                limit = LIMIT_KEYS.get(trainer.stop_reason)
+                more = f"set a larger {limit}; " if limit else ""
+                hint = resume_hint(run.directory.path, config)
+                notify(f"note: the run has already ended ({trainer.stop_reason}); {more}{hint}")
             if run.final_evaluator is not None:
                 with modes(deterministic=deterministic):
                     tests = final_results(run, run.final_evaluator, selection)
@@ -138,7 +167,8 @@ def train_run(run: Run) -> TrainingResult:
     rows = run.tracker.history[len(run.past_rows) :]
     for note in end_notes(rows, config.tracking.info_keys):
         run.notify(note)
-    policy = TrainedPolicy(run.model.cpu(), *run.spaces, run.seeds.integer("acting"))
+    seed = run.seeds.integer("acting")
+    policy = TrainedPolicy(run.model.cpu(), *run.spaces, seed, settings=run.text)
     return TrainingResult(run.directory.path, summary, run.tracker.history, policy, missing)
 
 

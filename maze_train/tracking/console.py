@@ -15,6 +15,7 @@ from rich.text import Text
 
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import printable
+from maze_train.core.names import CURVE, PLOTS
 from maze_train.core.notices import CONSOLE, HEARTBEAT_S, abandon_output
 from maze_train.core.report import field_lines
 from maze_train.core.run_directory import EPOCH, FAILURES, final_tests
@@ -354,6 +355,9 @@ class _Status:
             lines.append((f"test, {name} policy", text))
         if self.run.run_dir is not None:
             lines.append(("run directory", str(self.run.run_dir)))
+            plot = self.run.run_dir / PLOTS / CURVE
+            if plot.exists():
+                lines.append(("learning curve", str(plot)))
         return lines
 
 

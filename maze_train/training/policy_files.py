@@ -21,7 +21,8 @@ from gymnasium.spaces import Discrete, MultiDiscrete
 from torch import nn
 
 from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError, SpaceError
-from maze_train.core.files import atomic_write, read_json, read_regular
+from maze_train.core.files import atomic_write, read_json, read_regular, writable
+from maze_train.core.folders import make_folders
 from maze_train.core.names import CONFIG, SCORE, SPACES, WEIGHTS
 from maze_train.core.state_files import load_archive
 from maze_train.core.text import json_text
@@ -195,6 +196,9 @@ class TrainedPolicy:
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
         seed: Seed of sampled actions.
+        settings: Configuration of the run as text, for `save`.
+        missing: Setting whose object was not passed when the policy was loaded, so that `values`
+            are unknown; empty: none.
     """
 
     def __init__(
@@ -203,7 +207,11 @@ class TrainedPolicy:
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
         seed: int = 0,
+        *,
+        settings: str = "",
+        missing: str = "",
     ) -> None:
+        self._settings, self._missing = settings, missing
         self.model = model
         self.observation_space = observation_space
         self.action_space = action_space
@@ -215,6 +223,27 @@ class TrainedPolicy:
         self._has_agents = agent_spaces(observation_space, action_space) is not None
         self._generator = torch.Generator().manual_seed(seed)
         self._actor: Actor | None = None
+
+    def save(self, path: str | Path) -> Path:
+        """Write the policy to a directory, from which `load_policy(path)` loads it.
+
+        Args:
+            path: The directory; created if necessary. The files of another policy are replaced.
+
+        Raises:
+            ConfigError: If the policy was created neither by training nor by `load_policy`, or the
+                directory cannot be written.
+        """
+        if not self._settings:
+            problem = "cannot be saved without the settings of its run; policies of train() and "
+            problem += "load_policy() have them"
+            raise ConfigError("policy", problem, type(self.model).__name__)
+        directory = Path(path)
+        with writable("path", directory):
+            make_folders(directory)
+            write = PolicyWriter(self.observation_space, self.action_space, self._settings)
+            write(directory, dict(self.model.state_dict()), {})
+        return directory
 
     def reset(self, ended: object = None) -> None:
         """Reset the recurrent state; call at the start of an episode.
@@ -312,6 +341,10 @@ class TrainedPolicy:
             SpaceError: See `act`.
         """
         model = self.model
+        if self._missing:
+            problem = "was passed in Python; the policy was loaded without it and only acts. Pass "
+            problem += f"it again: load_policy(run_dir, **{{{self._missing!r}: ...}})"
+            raise ConfigError(self._missing, problem)
         if not isinstance(model, HasValues):
             problem = "has no state values; available for A2C, PPO, IMPALA and DQN"
             raise ConfigError("policy", problem, type(model).__name__)

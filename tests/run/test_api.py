@@ -6,7 +6,7 @@ import copy
 import math
 import re
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from maze_train import (
     SequentialVectorEnv,
     TrainConfig,
     TrainedPolicy,
+    ValueTransform,
     compare_runs,
     evaluate,
     load_config,
@@ -140,6 +141,54 @@ def test_result_policy_is_the_saved_best_policy() -> None:
     np.testing.assert_array_equal(result.policy.act(obs), loaded.act(obs))
     np.testing.assert_array_equal(load_policy(Path("run/best")).act(obs), loaded.act(obs))
     assert len(repr(result)) < 1_000  # excludes the rows of metrics
+
+
+def test_saved_policy_acts_like_the_policy_of_the_result(tmp_path: Path) -> None:
+    """Saving works after training and after loading; the printed result fits ten lines."""
+    result = short_run()
+    obs = np.zeros((3, *result.policy.observation_space.shape), np.float32)
+    first = load_policy(result.policy.save(tmp_path / "a"), ["own_envs"])
+    second = load_policy(first.save(tmp_path / "b"), ["own_envs"])
+    wanted = result.policy.act(obs).tolist()
+    assert first.act(obs).tolist() == second.act(obs).tolist() == wanted
+    assert len(repr(result).splitlines()) <= 10
+    with pytest.raises(ConfigError, match="without the settings of its run"):
+        TrainedPolicy(first.model, first.observation_space, first.action_space).save(tmp_path / "c")
+
+
+class Cubes(ValueTransform):
+    """Value transform that is passed as an object."""
+
+    def transform_value(self, x: Any) -> Any:
+        """Return the signed cube root."""
+        return x.sign() * x.abs() ** (1 / 3)
+
+    def transform_value_inv(self, x: Any) -> Any:
+        """Return the cube."""
+        return x**3
+
+
+@pytest.mark.parametrize("agents", [False, True], ids=["one agent", "agents"])
+def test_policies_load_to_act_without_their_value_transform(agents: bool) -> None:
+    """A transform that was an object in Python is only needed for values."""
+    env = {"_target_": "agent_envs.Heaps"} if agents else {"_target_": "own_envs.SpacesEnv"}
+    result = short_run(env=env, **{"model.value_transform": Cubes()})
+    policy = load_policy("run", ["agent_envs", "own_envs"])
+    with closing(make_env("run", ["agent_envs", "own_envs"])) as made:
+        obs, _ = made.reset(seed=0)
+    assert str(policy.act(obs)) == str(result.policy.act(obs))
+    with pytest.raises(ConfigError, match=r"^model\.value_transform: .* Pass it again"):
+        policy.values(obs)
+
+
+def test_resumed_finished_run_says_how_to_continue(capsys: pytest.CaptureFixture[str]) -> None:
+    """The note names the limit; a run that continues prints none."""
+    short_run()
+    for steps, is_told in ((192, True), (256, False)):
+        capsys.readouterr()
+        train(resume="run", total_steps=steps, trust=["own_envs"])
+        told = "already ended (total_steps); set a larger total_steps; to continue: maze-run"
+        assert (told in capsys.readouterr().err) is is_told
 
 
 def test_train_accepts_sections_and_dotted_names() -> None:
