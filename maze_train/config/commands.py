@@ -153,8 +153,8 @@ class PushConfig(Settings):
     """Whether to write README.md (the model card). If false, an existing file is kept."""
 
     video_file: str | None = None
-    """Video of the policy to upload, an .mp4 file; null: the newest video of this policy from the
-    rollouts of its run (`maze-run rollout run=<run> video=true`), if any."""
+    """Video of the policy to upload, an .mp4 file, such as a video of `maze-run rollout run=<run>
+    video=true`; null: no video."""
 
     share: list[str] = field(default_factory=list)
     """Text settings to upload, by dotted name or pattern, such as `[env.kwargs.map_name]`. Numbers,

@@ -18,27 +18,25 @@ from maze_train.core.checks import expanded
 from maze_train.core.conversion import config_to_dict, dotted_name, join
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import read_regular, versions
-from maze_train.core.folders import files_below
 from maze_train.core.hub import HUB, first_line, hub_package
-from maze_train.core.names import CURVE, METRICS, POLICY_FILES, SUMMARY
-from maze_train.core.notices import notify
+from maze_train.core.names import CURVE, METRICS, POLICY_FILES
 from maze_train.core.plain_yaml import dump_yaml
 from maze_train.core.run_directory import EPOCH, RunDirectory, final_tests
 from maze_train.core.targets import TARGET
-from maze_train.core.text import json_text
+from maze_train.core.text import importable
 from maze_train.distributions.mapping import FAMILIES
 from maze_train.learner.config import Schedule
-from maze_train.run.rollout import VIDEOS
 from maze_train.run.saved_policies import SavedPolicy, read_saved_policy
 from maze_train.run.train import TrainingResult
 from maze_train.tools.runs import task_name
-from maze_train.tracking.tracker import ENV_STEPS
 from maze_train.training.config import RANDOM
 from maze_train.training.models import with_networks
 from maze_train.training.policy_files import PolicyWriter
 
-VIDEO, CARD, RESULTS = "replay.mp4", "README.md", "results.json"
-OWN_FILES = (*POLICY_FILES, METRICS, CURVE, VIDEO, RESULTS)
+VIDEO, CARD = "replay.mp4", "README.md"
+OWN_FILES = (*POLICY_FILES, METRICS, CURVE, VIDEO, "results.json")
+"""Files of a push; earlier versions wrote results.json."""
+
 MAX_NBYTES = 1 << 28
 
 SHOWN = ("env", "model", "policies", "algorithm")
@@ -68,15 +66,6 @@ class Score(NamedTuple):
     origin: str
     """Description of the evaluation."""
 
-    def __str__(self) -> str:
-        """Format mean and standard deviation as in the hub's result lists."""
-        return f"{self.mean:.2f} +/- {self.std:.2f}"
-
-    def results(self) -> dict[str, float]:
-        """Return the entries of `results.json`, in the format of leaderboards."""
-        named = {"mean_reward": self.mean, "std_reward": self.std}
-        return {**named, "n_eval_episodes": self.episodes}
-
 
 def score_of_epoch(run_dir: Path, epoch: int | None) -> Score | None:
     """Return the score of an epoch, from the test after training if available.
@@ -86,29 +75,52 @@ def score_of_epoch(run_dir: Path, epoch: int | None) -> Score | None:
     Raises:
         RunDirectoryError: If the metrics are damaged.
     """
-    origin = "test after training, in episodes not used for selection"
-    tests = final_tests(RunDirectory(run_dir).outcome).values()
-    row = next((test for test in tests if test.get(EPOCH, -1) == epoch), None)
-    if row is None:
-        origin = "evaluation during training, by which the policy was selected"
-        row = {name.removeprefix("eval/"): value for name, value in _row_of(run_dir, epoch).items()}
-    with suppress(KeyError, TypeError, ValueError):
-        mean, std = (float(row[f"episode_return_{name}"]) for name in ("mean", "std"))
-        return Score(mean, std, int(row["episodes"]), origin)
+    run = RunDirectory(run_dir)
+    tested = "test after training, in episodes not used for selection"
+    evaluated = "evaluation during training, by which the policy was selected"
+    rows = [("", tested, test) for test in final_tests(run.outcome).values()]
+    rows += [("eval/", evaluated, row) for row in run.rows()]
+    for prefix, origin, row in rows:
+        if row.get(EPOCH) == epoch:
+            with suppress(KeyError, TypeError, ValueError):
+                mean, std = (float(row[f"{prefix}episode_return_{n}"]) for n in ("mean", "std"))
+                return Score(mean, std, int(row[f"{prefix}episodes"]), origin)
     return None
 
 
-def _row_of(run_dir: Path, epoch: int | None) -> Mapping[str, float]:
-    """Return the metrics of an epoch; empty if there are no metrics."""
-    return next((row for row in RunDirectory(run_dir).rows() if row.get(EPOCH) == epoch), {})
+CARD_TEXT = """---
+{metadata}
+---
+
+# {title}
+
+{pictures}{score}{versions}, epoch {epoch}, seed {seed}.
+
+## Use
+
+```bash
+pip install ".[hub]"  # in a checkout of maze_train
+maze-run rollout run={name}{trust}
+```
+
+```python
+from maze_train import load_policy
+
+policy = load_policy("{name}"{trusted})
+action = policy.act(observation)
+```
+
+{code}## Settings
+
+These settings affect the results; `config.yaml` has all published settings.
+
+```yaml
+{settings}```
+"""
 
 
 def model_card(
-    saved: SavedPolicy,
-    settings: Mapping[str, Any],
-    name: str,
-    files: Collection[str],
-    score: Score | None,
+    saved: SavedPolicy, settings: Mapping[str, Any], name: str, files: Collection[str]
 ) -> str:
     """Return the README.md of a repository.
 
@@ -117,73 +129,44 @@ def model_card(
         settings: The settings to publish.
         name: The argument of `load_policy`.
         files: Names of the files of the repository.
-        score: Score of the policy, if known.
     """
-    task, epoch = task_name(settings), saved.score.get("epoch")
-    algorithm, title = saved.config.algorithm.name, title_of(saved, settings)
-    steps = _row_of(saved.run_dir, epoch).get(ENV_STEPS)
-    facts = {
-        "algorithm": algorithm,
-        "environment": f"`{task}`",
-        "mean return": score and f"{score} over {score.episodes} episodes: {score.origin}",
-        "environment steps": steps and f"{steps:,.0f}",
-        "epoch, seed": f"{epoch}, {saved.config.seed}",
-        "versions": ", ".join(f"{key} {value}" for key, value in versions().items()),
-    }
-    settings = with_networks(settings, saved.config.model, saved.config.algorithm, saved.spaces)
-    shown = {key: settings[key] for key in SHOWN if settings.get(key)}
-    lines = [
-        f"---\n{_metadata(algorithm, task, title, score)}\n---",
-        f"# {title}\n",
-        *([f"![Returns over environment steps]({CURVE})\n"] if CURVE in files else []),
-        *([f"[Video of an episode]({VIDEO})\n"] if VIDEO in files else []),
-        "| | |\n| --- | --- |",
-        *(f"| {key} | {value} |" for key, value in facts.items() if value),
-        f"\n## Use\n\n{_use(saved, name)}",
-        "## Settings\n\nThese settings affect the results; `config.yaml` has all published "
-        "settings.\n",
-        f"```yaml\n{dump_yaml(shown)}```\n",
-    ]
-    return "\n".join(lines)
-
-
-def title_of(saved: SavedPolicy, settings: Mapping[str, Any]) -> str:
-    """Return the title of a policy: algorithm and environment."""
-    return f"{saved.config.algorithm.name.upper()} on {task_name(settings)}"
-
-
-def _metadata(algorithm: str, task: str, title: str, score: Score | None) -> str:
-    """Return metadata for the hub as YAML: tags and the result."""
-    package, kind = hub_package(), "reinforcement-learning"
-    given = {"metric_type": "mean_reward", "metric_name": "mean_reward", "task_name": kind}
-    result = package.EvalResult(kind, task, task, metric_value=str(score), **given)
-    data = package.ModelCardData(
+    package, kind, task = hub_package(), "reinforcement-learning", task_name(settings)
+    algorithm, epoch = saved.config.algorithm.name, saved.score.get("epoch")
+    score, results, told = score_of_epoch(saved.run_dir, epoch), None, ""
+    if score is not None:
+        value = f"{score.mean:.2f} +/- {score.std:.2f}"
+        told = f"Mean return: {value} over {score.episodes} episodes: {score.origin}.\n\n"
+        metric = {"metric_type": "mean_reward", "metric_name": "mean_reward", "task_name": kind}
+        results = [package.EvalResult(kind, task, task, metric_value=value, **metric)]
+    title = f"{algorithm.upper()} on {task}"
+    metadata = package.ModelCardData(
         library_name="maze-train",
         pipeline_tag=kind,
         tags=["maze-train", kind, "deep-reinforcement-learning", algorithm, task],
         model_name=title,
-        eval_results=[result] if score else None,
+        eval_results=results,
     )
-    return str(data)
-
-
-def _use(saved: SavedPolicy, name: str) -> str:
-    """Return commands and code that use the policy."""
-    modules, own = modules_to_trust(saved.config), given_in_python(saved.config)
-    word = f" trust=[{','.join(modules)}]" if modules else ""
-    argument = f", trust={modules!r}" if modules else ""
-    lines = [
-        '```bash\npip install ".[hub]"  # in a checkout of maze_train',
-        f"maze-run rollout run={name}{word}\n```\n",
-        "```python\nfrom maze_train import load_policy\n",
-        f'policy = load_policy("{name}"{argument})',
-        "action = policy.act(observation)\n```\n",
-    ]
-    if modules:
-        lines.append(f"Loading the policy executes code of {', '.join(modules)}.\n")
+    modules, own = importable(modules_to_trust(saved.config)), given_in_python(saved.config)
+    code = f"Loading the policy executes code of {', '.join(modules)}.\n\n" if modules else ""
     if own:
-        lines.append(f"Python objects that must be passed to `load_policy`: {', '.join(own)}.\n")
-    return "\n".join(lines)
+        code += f"Python objects that must be passed to `load_policy`: {', '.join(own)}.\n\n"
+    pictures = f"![Returns over environment steps]({CURVE})\n\n" if CURVE in files else ""
+    pictures += f"[Video of an episode]({VIDEO})\n\n" if VIDEO in files else ""
+    networks = with_networks(settings, saved.config.model, saved.config.algorithm, saved.spaces)
+    return CARD_TEXT.format(
+        metadata=metadata,
+        title=title,
+        pictures=pictures,
+        score=told,
+        versions=", ".join(f"{key} {version}" for key, version in versions().items()),
+        epoch=epoch,
+        seed=saved.config.seed,
+        name=name,
+        trust=f" trust=[{','.join(modules)}]" if modules else "",
+        trusted=f", trust={modules!r}" if modules else "",
+        code=code,
+        settings=dump_yaml({key: networks[key] for key in SHOWN if networks.get(key)}),
+    )
 
 
 def write_repository(
@@ -202,59 +185,32 @@ def write_repository(
         ConfigError: If a file cannot be read.
         RunDirectoryError: If the policy cannot be loaded from the written files.
     """
+
+    def is_inside(path: Path) -> bool:  # After resolving links.
+        return path.is_file() and path.resolve().is_relative_to(saved.run_dir.resolve())
+
     for path in filter(Path.exists, (saved.directory / file for file in POLICY_FILES)):
-        if not lies_in(saved.run_dir, path):
+        if not is_inside(path):
             problem = f"{path} is a link to a file outside the run directory; copy the file"
             raise ConfigError("run", problem, str(saved.run_dir))
     own = {key: saved.score.get(key) for key in ("score", "epoch")}
-    text = dump_yaml(settings)
-    PolicyWriter(*saved.spaces, text)(folder, saved.weights, own)
+    PolicyWriter(*saved.spaces, dump_yaml(settings))(folder, saved.weights, own)
     read_saved_policy(folder, config.trust).make_model()
     run = RunDirectory(saved.run_dir)
     found = {METRICS: run.metrics, CURVE: run.plots / CURVE}
-    sources = {file: path for file, path in found.items() if lies_in(saved.run_dir, path)}
-    video = newest_video(saved) if config.video_file is None else Path(expanded(config.video_file))
-    if video is not None:
-        sources[VIDEO] = video
+    sources = {file: path for file, path in found.items() if is_inside(path)}
+    if config.video_file is not None:
+        sources[VIDEO] = Path(expanded(config.video_file))
     for file, path in sources.items():
         try:
             (folder / file).write_bytes(read_regular(path, MAX_NBYTES))
         except OSError as error:
-            if file == VIDEO and config.video_file is None:
-                notify(f"note: the video is not uploaded: {error}")
-                continue
             key = "video_file" if file == VIDEO else "run"
             raise ConfigError(key, f"cannot be read: {error}", str(path)) from error
-    score = score_of_epoch(saved.run_dir, saved.score.get("epoch"))
-    if score is not None:
-        results = {"env_id": task_name(settings), **score.results()}
-        results["is_deterministic"] = saved.config.evaluation.deterministic
-        (folder / RESULTS).write_text(json_text(results, indent=1) + "\n", encoding="utf-8")
     if config.card:
         files = {path.name for path in folder.iterdir()}
-        card = model_card(saved, settings, name, files, score)
+        card = model_card(saved, settings, name, files)
         (folder / CARD).write_text(card, encoding="utf-8")
-
-
-def newest_video(saved: SavedPolicy) -> Path | None:
-    """Return the newest video of a policy from the rollouts of its run; None without videos.
-
-    Links that lead out of the run directory are not followed.
-    """
-    rollouts = RunDirectory(saved.run_dir).rollouts
-    played = {"algorithm": saved.config.algorithm.name, "epoch": saved.score.get("epoch")}
-    videos = []
-    for path in files_below(rollouts, SUMMARY):
-        policy = RunDirectory(path.parent).outcome.get("policy")
-        if isinstance(policy, dict) and played.items() <= policy.items():
-            videos += files_below(path.parent / VIDEOS, "*.mp4")
-    videos = [path for path in videos if lies_in(saved.run_dir, path)]
-    return max(videos, key=lambda path: path.stat().st_mtime, default=None)
-
-
-def lies_in(run: Path, path: Path) -> bool:
-    """Return whether a file is inside a run directory, after resolving links."""
-    return path.is_file() and path.resolve().is_relative_to(run.resolve())
 
 
 def shared_settings(
@@ -383,7 +339,7 @@ def push(config: PushConfig, token: str | None = None) -> PushedPolicy:
                 repo_id=config.repo_id,
                 folder_path=folder,
                 revision=config.revision,
-                commit_message=title_of(saved, settings),
+                commit_message=f"{saved.config.algorithm.name.upper()} on {task_name(settings)}",
                 # Delete files from an earlier push unless they are replaced.
                 delete_patterns=[file for file in OWN_FILES if file not in files],
             )

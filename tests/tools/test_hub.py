@@ -24,7 +24,7 @@ from maze_train.cli import main
 from maze_train.config.compose import load_config
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.run.saved_policies import read_source
-from maze_train.tools.hub import MAX_NBYTES, OMITTED, score_of_epoch, shared_settings
+from maze_train.tools.hub import OMITTED, score_of_epoch, shared_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 NAME, CONSTANTS = "me/cartpole", "huggingface_hub.constants"
 POLICY = ("config.yaml", "policy.pt", "score.json", "spaces.json")
-TOLD = ("README.md", "learning_curve.png", "metrics.csv", "replay.mp4", "results.json")
+TOLD = ("README.md", "learning_curve.png", "metrics.csv")
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_a_pushed_policy_acts_as_that_of_the_run(hub: HubServer, trained: Traini
     pushed = push_to_hub(trained, NAME, private=True, video_file=str(video))
     assert pushed.name == f"hf://{NAME}"
     assert pushed.left_out == []
-    assert sorted(pushed.files) == sorted(POLICY + TOLD)
+    assert sorted(pushed.files) == sorted((*POLICY, *TOLD, "replay.mp4"))
     assert hub.repositories[NAME].private
     expected = load_policy(trained.run_dir).act(observations())
     commit = pushed.url.rpartition("/")[2]
@@ -136,64 +136,6 @@ def test_what_a_later_push_has_not_is_removed(hub: HubServer, trained: TrainingR
     assert "replay.mp4" not in files
     assert (files["README.md"], files["notes.txt"]) == (b"mine", b"mine")
     assert json.loads(files["score.json"])["epoch"] == epoch
-
-
-def test_the_newest_video_of_a_rollout_is_uploaded(
-    hub: HubServer, trained: TrainingResult, tmp_path: Path
-) -> None:
-    """Only videos of the pushed policy are uploaded; `results.json` is written for leaderboards."""
-    run = tmp_path / "run"
-    shutil.copytree(trained.run_dir, run)
-    known = {"algorithm": "ppo", "epoch": trained.summary.best_epoch}
-    for name, policy in (("1", known), ("2", known), ("3", {**known, "epoch": 99}), ("4", None)):
-        video = run / "rollouts" / name / "videos/episode_000000_seed_0.mp4"
-        video.parent.mkdir(parents=True)
-        video.write_bytes(name.encode())
-        os.utime(video, (int(name), int(name)))
-        (video.parents[1] / "summary.json").write_text(json.dumps({"policy": policy}))
-    push_to_hub(str(run), NAME)
-    files = hub.repositories[NAME].files()
-    assert files["replay.mp4"] == b"2"
-    assert b"hidden_sizes: [8]" in files["README.md"] or b"- 8" in files["README.md"]
-    assert b"activation: tanh" in files["README.md"]
-    results = json.loads(files["results.json"])
-    test = trained.summary.final_test["best"]
-    assert results == {
-        "env_id": "CartPole-v1",
-        "mean_reward": test["episode_return_mean"],
-        "std_reward": test["episode_return_std"],
-        "n_eval_episodes": 4,
-        "is_deterministic": True,
-    }
-
-
-LINKS = ["rollouts", "rollouts/1/videos", "rollouts/1/videos/a.mp4"]
-
-
-@pytest.mark.parametrize("link", [*LINKS, ""])
-def test_videos_that_are_not_uploaded(
-    hub: HubServer,
-    trained: TrainingResult,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    link: str,
-) -> None:
-    """Videos outside the run are ignored; a video that is too large is skipped with a note."""
-    run = tmp_path / "run"
-    shutil.copytree(trained.run_dir, run)
-    video = run / "rollouts/1/videos/a.mp4"
-    video.parent.mkdir(parents=True)
-    with video.open("wb") as file:
-        file.truncate(1 if link else MAX_NBYTES + 1)
-    known = {"algorithm": "ppo", "epoch": trained.summary.best_epoch}
-    (video.parents[1] / "summary.json").write_text(json.dumps({"policy": known}))
-    if link:
-        (run / link).rename(tmp_path / "outside")
-        (run / link).symlink_to(tmp_path / "outside")
-    files = push_to_hub(str(run), NAME).files
-    assert sorted(files) == sorted({*POLICY, *TOLD} - {"replay.mp4"})
-    assert b"replay.mp4" not in hub.repositories[NAME].files()["README.md"]
-    assert ("the video is not uploaded" in capsys.readouterr().err) == (not link)
 
 
 def test_nothing_of_the_machine_is_uploaded(hub: HubServer, trained: TrainingResult) -> None:
