@@ -222,8 +222,8 @@ from maze_train.tools.export import export_policy as export_policy
 from maze_train.tools.hub import PushedPolicy as PushedPolicy
 from maze_train.tools.hub import push_to_hub as push_to_hub
 from maze_train.tools.minari import save_minari as save_minari
+from maze_train.tools.search import SearchResult as SearchResult
 from maze_train.tools.search import search as search
-from maze_train.tools.search_report import SearchResult as SearchResult
 from maze_train.tracking.config import TrackingConfig as TrackingConfig
 from maze_train.tracking.console import ConsoleWriter as ConsoleWriter
 from maze_train.tracking.curves import LearningCurveWriter as LearningCurveWriter

@@ -12,7 +12,7 @@ from maze_train.config.options import list_options
 from maze_train.core.files import atomic_write
 from maze_train.core.report import markdown_table
 from maze_train.core.text import compact, readable
-from maze_train.tools.compare_report import (
+from maze_train.tools.compare import (
     ABSENT,
     Figures,
     Group,

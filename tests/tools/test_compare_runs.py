@@ -17,7 +17,7 @@ from run_files import RETURN, write_run
 from maze_train import Comparison, ConfigError, RunDirectoryError, compare_runs
 from maze_train.config.sweeps import JobRecord, read_jobs, write_jobs
 from maze_train.core.report import markdown_table, save_picture
-from maze_train.tools.compare_report import N_POINTS, draw_comparison
+from maze_train.tools.compare import N_POINTS, draw_comparison
 from maze_train.tools.runs import algorithm_name, read_run, task_name
 
 if TYPE_CHECKING:

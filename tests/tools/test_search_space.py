@@ -12,7 +12,7 @@ from maze_train.config.compose import load_config
 from maze_train.config.options import list_options
 from maze_train.config.search_config import SearchConfig, load_search_config, without_search
 from maze_train.core.conversion import field_of_key
-from maze_train.tools.search_report import Space, short_names, shown
+from maze_train.tools.search import Space, short_names, shown
 
 pytest.importorskip("optuna", reason="needs the extra optuna")
 

@@ -14,16 +14,19 @@ from cases import everyday
 from maze_train.config.search_config import SearchRange
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.tools.search import (
+    MAX_ROWS,
     PruningCallback,
+    Space,
     TrialTask,
     check_settings,
+    draw_search,
     open_journal,
     open_study,
     part_named,
     release_journal,
+    result_of,
     search,
 )
-from maze_train.tools.search_report import MAX_ROWS, Space, draw_search, result_of
 
 if TYPE_CHECKING:
     from pathlib import Path
