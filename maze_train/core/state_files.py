@@ -305,6 +305,9 @@ def _interpreted(content: bytes, read: Callable[[str], Tensor]) -> object:
             case "SETITEM":
                 items = [stack.pop(-2), stack.pop()]
                 _set_items(stack[-1], items)
+            case "BUILD":  # Attributes of the result of `Module.state_dict`, which are not needed.
+                stack.pop()
+                check_content(type(stack[-1]) is dict, "another type has attributes")
             case "BINPERSID":
                 kind, storage, key, _, _ = stack.pop()
                 check_content(kind == "storage" and type(storage) is _Global, "unknown reference")

@@ -357,6 +357,15 @@ def test_weights_other_than_dense_tensors_are_damaged(tmp_path, name):
         read_weights(tmp_path)
 
 
+def test_state_dicts_are_weights(tmp_path):
+    """Weights may be the result of `state_dict`, which has attributes."""
+    model = torch.nn.Linear(2, 3)
+    torch.save(model.state_dict(), tmp_path / "policy.pt")
+    found = read_weights(tmp_path)
+    assert found.keys() == model.state_dict().keys()
+    assert all(torch.equal(found[key], value) for key, value in model.state_dict().items())
+
+
 def test_sparse_files_are_not_read(tmp_path):
     """A small file on disk cannot allocate gigabytes."""
     with open(tmp_path / "policy.pt", "wb") as file:
