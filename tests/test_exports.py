@@ -8,10 +8,6 @@ import pytest
 
 import maze_train
 from docs.generate import stub_path
-from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
-from maze_train.algorithms.ppo.learner import PPOLearner
-from maze_train.core.errors import ConfigError
-from maze_train.distributions.categorical import Categorical
 
 
 def test_public_names_can_be_imported():
@@ -30,17 +26,3 @@ def test_public_names_can_be_imported():
         maze_train.PPP  # noqa: B018  # reading the attribute is the test
     with pytest.raises(AttributeError, match="it was renamed to HasLoss"):
         _ = maze_train.HasOwnLoss
-
-
-@pytest.mark.parametrize(
-    ("base", "old", "new"),
-    [
-        (PPOLearner, "gradients_by_hand", "analytic_gradients"),
-        (Categorical, "log_prob_and_entropy_by_hand", "analytic_log_prob_and_entropy"),
-        (PPOAlgorithmConfig, "learns_for_several_agents", "supports_multi_agent"),
-    ],
-)
-def test_former_names_of_attributes_are_errors(base, old, new):
-    """Defining a class with the former name raises ConfigError, which contains the new name."""
-    with pytest.raises(ConfigError, match=rf"Own\.{old}: was renamed to {new}"):
-        type("Own", (base,), {old: True, "__qualname__": "Own"})

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from maze_train.core.errors import ConfigError, ShapeError, one_of
 from maze_train.core.names import LATEST, OUTPUTS
@@ -160,24 +160,6 @@ def check_fields(settings: object, minimum: float, *keys: str, maximum: float = 
             check_between(key, value, minimum, maximum)
         else:
             check_at_least(key, value, minimum)
-
-
-class RenamedAttributes:
-    """Base class that rejects subclasses that define attributes by their former names.
-
-    Raises:
-        ConfigError: When a subclass with such an attribute is defined.
-    """
-
-    renamed_attributes: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """Former and new names of attributes and methods."""
-
-    def __init_subclass__(cls, **kwargs: object) -> None:
-        super().__init_subclass__(**kwargs)
-        for old, new in cls.renamed_attributes:
-            if old in vars(cls):
-                problem = f"was renamed to {new}; use the new name"
-                raise ConfigError(f"{cls.__qualname__}.{old}", problem)
 
 
 def check_same_shape(**tensors: Tensor) -> None:

@@ -34,7 +34,6 @@ import numpy as np
 import torch
 from gymnasium import Space
 
-from maze_train.core.checks import RenamedAttributes
 from maze_train.core.errors import SpaceError
 from maze_train.core.types import Array, Device, Shape, Tensor, TensorTree
 
@@ -77,13 +76,12 @@ class Constant:
         return self._values.to(dtype)
 
 
-class Distribution(RenamedAttributes, ABC):
+class Distribution(ABC):
     """Family of probability distributions over the actions of one space.
 
     Single-component families are constructed as `Family(space, **settings)`.
     """
 
-    renamed_attributes = (("log_prob_and_entropy_by_hand", "analytic_log_prob_and_entropy"),)
     space_type: ClassVar[type[Space[Any]] | None] = None
     """Type of space that the family supports; None: the constructor checks the space."""
     param_size: int
@@ -125,7 +123,7 @@ class Distribution(RenamedAttributes, ABC):
         """Return initial state-independent parameters, float32, [free_param_size]."""
         return torch.zeros(self.free_param_size)
 
-    def limit_free_params(self, params: Tensor) -> None:
+    def limit_free_params(self, params: Tensor) -> None:  # noqa: B027 (optional)
         """Clamp the state-independent parameters [free_param_size] to their limits, in place.
 
         Called after each gradient step. Families without limits do nothing.

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import torch
 from torch import nn
 
-from maze_train.core.checks import RenamedAttributes
 from maze_train.core.conversion import convert
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, Statistics
@@ -34,8 +33,7 @@ from maze_train.learner.modules import (
     matmul_precision,
 )
 from maze_train.learner.optimizers import DEFAULT_OPTIMIZER, ModuleOptimizer, check_free
-from maze_train.learner.ranks import OneRank, Ranks, Share
-from maze_train.learner.rows import shard_rows
+from maze_train.learner.ranks import OneRank, Ranks, Share, shard_rows
 from maze_train.learner.steps import GradientSteps, LossOf, Part
 
 if TYPE_CHECKING:
@@ -52,7 +50,7 @@ FUNCTION = "<function>"
 """Placeholder for `policies_to_train` in states, because functions are not saved."""
 
 
-class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
+class Learner(ABC, Generic[Experience, Prepared, Batch]):
     """Updates modules from experience by gradient descent.
 
     `update` calls, in this order: `before_gradient_based_update`; `preprocess` (targets,
@@ -70,7 +68,6 @@ class Learner(RenamedAttributes, ABC, Generic[Experience, Prepared, Batch]):
         seed: Seed of the learner's random generator (order of minibatches).
     """
 
-    renamed_attributes = (("gradients_by_hand", "analytic_gradients"),)
     required_apis: ClassVar[tuple[type, ...]] = ()
     """Protocols of `learner.apis`, or base classes, that trained modules must implement."""
     scheduled_settings: ClassVar[Mapping[str, Event]] = {}

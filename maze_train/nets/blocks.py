@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -157,6 +157,97 @@ class MLP(nn.Module):
             if i < self.n_hidden:
                 x = self.activation(x)
         return x
+
+
+Backward: TypeAlias = "Callable[[Tensor, bool], Tensor | None]"
+"""Backward function: takes dL/d outputs, adds dL/d parameters to `.grad`, and returns dL/d inputs
+if requested."""
+
+aten = torch.ops.aten
+
+DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "tanh": aten.tanh_backward,
+    "relu": lambda grad, y: aten.threshold_backward(grad, y, 0),
+    "elu": lambda grad, y: aten.elu_backward(grad, 1.0, 1.0, 1.0, True, y),
+    "leaky_relu": lambda grad, y: aten.leaky_relu_backward(grad, y, 0.01, True),
+    "gelu": aten.gelu_backward,
+    "silu": aten.silu_backward,
+}
+"""Computes dL/dx from dL/dy and y = f(x); for functions in `OF_INPUT`, from dL/dy and x."""
+
+OF_INPUT = ("gelu", "silu")
+
+
+def mlp_forward_and_backward(net: MLP, x: Tensor) -> tuple[Tensor, Backward]:
+    """Return outputs and backward function of a plain MLP, in chunks that fit into the cache."""
+    if x.shape[0] <= net.cached_rows or not x.is_cpu:
+        return _forward_and_backward(net, x)
+    pieces = torch.split(x, net.cached_rows)
+    outputs, backwards = zip(*(_forward_and_backward(net, piece) for piece in pieces), strict=True)
+
+    def backward(grad: Tensor, of_input: bool) -> Tensor | None:
+        parts = zip(backwards, torch.split(grad, net.cached_rows), strict=True)
+        of_inputs = [piece_backward(part, of_input) for piece_backward, part in parts]
+        return torch.cat(of_inputs) if of_input else None
+
+    return torch.cat(outputs), backward
+
+
+def _forward_and_backward(net: MLP, x: Tensor) -> tuple[Tensor, Backward]:
+    """Implement `mlp_forward_and_backward` for one chunk of rows."""
+    weights, keeps_inputs = net.weights(), net.nonlinearity in OF_INPUT
+    derivative = DERIVATIVES[net.nonlinearity]
+    inputs, known = [], []
+    for i, (weight, bias) in enumerate(weights):
+        inputs.append(x)
+        x = F.linear(x, weight, bias)
+        if i < net.n_hidden:
+            linear_output = x
+            x = net.activation(x)
+            known.append(linear_output if keeps_inputs else x)
+
+    def backward(grad: Tensor, of_input: bool) -> Tensor | None:
+        for i in range(len(weights) - 1, -1, -1):
+            weight, bias = weights[i]
+            if i < net.n_hidden:
+                grad = derivative(grad, known[i])
+            _add_product(weight, grad, inputs[i])
+            add_row_sum(bias, grad)
+            if i == 0 and not of_input:
+                return None
+            grad = grad.mm(weight.detach())
+        return grad
+
+    return x, backward
+
+
+NARROW = range(2, 13)
+"""Input sizes for which computing the transposed weight gradient is 1.5 to 8 times faster on a CPU
+(MKL, at least 128 rows)."""
+
+
+def _add_product(param: Tensor, grad: Tensor, x: Tensor) -> None:
+    """Add the product of grad^T `[D, N]` and x `[N, I]` to a parameter gradient, unless frozen."""
+    if not param.requires_grad:
+        return
+    rows, size = x.shape
+    if param.grad is None:
+        param.grad = grad.t().mm(x)
+    elif rows >= 128 and size in NARROW and x.is_cpu:
+        param.grad.add_(x.t().mm(grad).t())
+    else:
+        param.grad.addmm_(grad.t(), x)
+
+
+def add_row_sum(param: Tensor, rows: Tensor) -> None:
+    """Add the sum over rows `[N, D]` to the gradient of a parameter `[D]`, unless frozen."""
+    if not param.requires_grad:
+        return
+    total = rows.sum(0)
+    if param.grad is None:
+        param.grad = total
+    else:
+        param.grad.add_(total)
 
 
 SMALLEST_NATURE_SIDE = 36

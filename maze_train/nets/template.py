@@ -14,7 +14,7 @@ from torch import nn
 from maze_train.core.errors import SpaceError
 from maze_train.core.torch_private import is_hooked
 from maze_train.core.types import Tensor, TensorTree
-from maze_train.nets.blocks import MLP, ImageEncoder, is_stock
+from maze_train.nets.blocks import MLP, Backward, ImageEncoder, is_stock, mlp_forward_and_backward
 from maze_train.nets.config import ModelConfig
 from maze_train.spaces.describe import check_categories, holds_images, is_image
 
@@ -246,3 +246,48 @@ def is_plain(module: nn.Module) -> bool:
     if type(module) is MLP:
         return all(is_stock(layer, nn.Linear) for layer in module.layers)
     return type(module) in (BoxEncoder, OneHotEncoder)
+
+
+def supports_analytic_gradients(net: nn.Module) -> bool:
+    """Return whether `forward_and_backward` supports a network.
+
+    Supported are MLPs whose inputs are vectors, discrete observations, or Dicts of these.
+    """
+    return type(net) in (TemplateNet, MLP) and is_plain(net)
+
+
+@torch.no_grad()
+def forward_and_backward(net: nn.Module, obs: TensorTree) -> tuple[Tensor, Backward]:
+    """Compute the outputs of a network, and return a function that computes the gradients.
+
+    Args:
+        net: The network, see `supports_analytic_gradients`.
+        obs: Observations, `[N, ...]`.
+
+    Returns:
+        Outputs `[N, output_size]` without a graph, and the backward function. Gradients of Dict
+        observations are not supported.
+    """
+    if isinstance(net, MLP):
+        assert isinstance(obs, torch.Tensor)
+        return mlp_forward_and_backward(net, obs)
+    assert isinstance(net, TemplateNet)
+    if not isinstance(net.encoder, DictEncoder):
+        return mlp_forward_and_backward(net.layers, net.encoder(obs))
+    assert isinstance(obs, dict)
+    parts = zip(net.encoder.keys, net.encoder.encoders, net.encoder.branches, strict=True)
+    branches = [forward_and_backward(branch, leaf(obs[key])) for key, leaf, branch in parts]
+    outputs, layers_backward = mlp_forward_and_backward(
+        net.layers, torch.cat([x for x, _ in branches], dim=-1)
+    )
+    sizes = net.encoder.sizes
+
+    def backward(grad: Tensor, of_input: bool) -> Tensor | None:
+        d_features = layers_backward(grad, True)
+        assert d_features is not None
+        pieces = torch.split(d_features, sizes, dim=-1)
+        for piece, (_, branch_backward) in zip(pieces, branches, strict=True):
+            branch_backward(piece.contiguous(), False)
+        return None
+
+    return outputs, backward

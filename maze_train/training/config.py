@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
-from maze_train.core.checks import RenamedAttributes, absolute_path, check_at_least, check_fields
+from maze_train.core.checks import absolute_path, check_at_least, check_fields
 from maze_train.core.conversion import ON_RESUME, Settings
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
 from maze_train.core.targets import TARGET, check_targets, is_target
@@ -125,13 +125,11 @@ class PolicyConfig(Settings):
 
 
 @dataclass(kw_only=True)
-class AlgorithmConfig(RenamedAttributes, OptimizerSettings):
+class AlgorithmConfig(OptimizerSettings):
     """Base class of the settings of an algorithm.
 
     Classes are referenced by dotted path, so that reading a configuration does not import them.
     """
-
-    renamed_attributes = (("learns_for_several_agents", "supports_multi_agent"),)
 
     name: ClassVar[str] = ""
     """Name of the algorithm, as in `algorithm=<name>`."""

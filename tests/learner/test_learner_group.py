@@ -74,8 +74,7 @@ from maze_train.learner.group import (
     depends_on_others,
 )
 from maze_train.learner.process_group import Rendezvous
-from maze_train.learner.ranks import OneRank, Share
-from maze_train.learner.rows import shard_rows
+from maze_train.learner.ranks import OneRank, Share, shard_rows
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.workers.process_pool import LocalProcesses

@@ -14,10 +14,10 @@ from torch.nn.utils import parametrizations, prune
 from maze_train.nets.blocks import ImageEncoder
 from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.nets.critics import EnsembleMLP
-from maze_train.nets.mlp_gradients import supports_analytic_gradients
 from maze_train.nets.policy_model import build_policy
 from maze_train.nets.population import is_batchable
 from maze_train.nets.recurrent import RecurrentNetwork
+from maze_train.nets.template import supports_analytic_gradients
 
 BOX = spaces.Box(-1.0, 1.0, (5,), np.float32)
 IMAGE = spaces.Box(0, 255, (12, 12, 3), np.uint8)

@@ -12,8 +12,7 @@ from torch import nn
 from maze_train.core.types import tree_map
 from maze_train.nets.blocks import MLP
 from maze_train.nets.config import ACTIVATIONS, ModelConfig
-from maze_train.nets.mlp_gradients import forward_and_backward, supports_analytic_gradients
-from maze_train.nets.template import TemplateNet
+from maze_train.nets.template import TemplateNet, forward_and_backward, supports_analytic_gradients
 
 pytestmark = pytest.mark.usefixtures("float64")
 

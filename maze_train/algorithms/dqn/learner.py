@@ -20,7 +20,7 @@ from maze_train.data.replay import Transitions
 from maze_train.functional.losses import critic_loss, critic_loss_gradient
 from maze_train.learner.config import Progress
 from maze_train.learner.events import LearnerEvents
-from maze_train.nets.mlp_gradients import forward_and_backward, supports_analytic_gradients
+from maze_train.nets.template import forward_and_backward, supports_analytic_gradients
 
 
 class DQNEvents(LearnerEvents):
