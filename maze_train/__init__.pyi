@@ -8,6 +8,7 @@ from maze_train.algorithms.a2c.learner import A2CLearner as A2CLearner
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig as ActorCriticConfig
 from maze_train.algorithms.actor_critic.learner import ActorCriticEvents as ActorCriticEvents
 from maze_train.algorithms.actor_critic.learner import ActorCriticLearner as ActorCriticLearner
+from maze_train.algorithms.actor_critic.learner import AnalyticOutputs as AnalyticOutputs
 from maze_train.algorithms.actor_critic.trainer import ActorCritic as ActorCritic
 from maze_train.algorithms.bc.build import Recordings as Recordings
 from maze_train.algorithms.bc.config import BCAlgorithmConfig as BCAlgorithmConfig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, replace
+from dataclasses import asdict, astuple, replace
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,9 @@ class GatheringCollector(Collector):
     def load_state_dict(self, state: dict[str, Any]) -> Array:
         """Restore from `state`; see `Collector`."""
         state = self._processes.own_state(state)
-        lost: Array = np.concatenate(self._processes.gather(self._own.load_state_dict(state)))
+        lost: Array = np.concatenate(
+            self._processes.gather(self._own.load_state_dict(state).tolist())
+        )
         self.is_exact = all(self._processes.gather(self._own.is_exact))
         self.turns.load_state_dict(state["turns"], torch.from_numpy(lost))
         return lost
@@ -149,10 +151,11 @@ def gathered(processes: Ranks, rollout: Rollout) -> Rollout:
 
 def gathered_episodes(processes: Ranks, episodes: FinishedEpisodes) -> FinishedEpisodes:
     """Return the episodes of all processes, in the order of ranks."""
-    first, *others = processes.gather(episodes)
+    first, *others = processes.gather(asdict(episodes))
+    joined = FinishedEpisodes(**first)
     for other in others:
-        first.extend(other)
-    return first
+        joined.extend(FinishedEpisodes(**other))
+    return joined
 
 
 def _gathered(processes: Ranks, tree: TensorTree, sizes: Sequence[int] | None) -> list[TensorTree]:

@@ -229,7 +229,9 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
                 own = Statistics() if self.ranks.count > 1 else statistics
                 self._take_steps(minibatches, own)
             if own is not statistics:
-                for other in self.ranks.gather(own):
+                for state in self.ranks.gather(own.state_dict()):
+                    other = Statistics()
+                    other.load_state_dict(state)
                     statistics.merge(other)
                 statistics.kept = own.kept
             update, most_empty = self.weights_seq_no, self.most_empty_updates

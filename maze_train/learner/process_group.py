@@ -188,7 +188,8 @@ def join(
     """
     if gpu is not None:
         torch.cuda.set_device(gpu)
-    backend = "gloo" if gpu is None else "nccl"
+    # NCCL exchanges CUDA tensors, gloo all other tensors.
+    backend = "gloo" if gpu is None else "cpu:gloo,cuda:nccl"
     try:
         store = open_store(address, count, timeout_s, listener)
         start_group(backend, store, rank, count, timeout_s, address.host)

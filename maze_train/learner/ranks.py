@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from maze_train.core.errors import ConfigError, TrainingError
+from maze_train.core.state_files import dumps, loads
 from maze_train.core.types import Tensor, tree_leaves, tree_map, trees_of, with_trees
 from maze_train.learner.process_group import leave
 
@@ -25,18 +27,6 @@ SAME_COMMAND = (
 """Remedy for settings that differ between ranks."""
 
 LOST = "another process of the run ended, or did not answer in time"
-
-
-class StopTogether(Exception):  # noqa: N818 (a message, not an error)
-    """Carries an exception of rank 0 to the other ranks.
-
-    Args:
-        error: The exception to raise in every rank.
-    """
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self.error = error
 
 
 class RanksLostError(TrainingError):
@@ -62,7 +52,9 @@ class Ranks(ABC):
     """Processes that train one policy. Every rank must make the same calls in the same order.
 
     A run and its learners may have different ranks: torchrun starts ranks of the run, which are
-    ranks of its learners too; a `LearnerGroup` starts ranks of the learners only.
+    ranks of its learners too; a `LearnerGroup` starts ranks of the learners only. Ranks exchange
+    tensors, JSON values (tuples become lists) and states of checkpoints, but no pickles, because
+    other processes may reach their ports.
 
     Attributes:
         rank: Rank of this process; rank 0 writes all files and prints to the console.
@@ -84,14 +76,11 @@ class Ranks(ABC):
 
     @abstractmethod
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks."""
+        """Return the values of all ranks, which must be JSON values."""
 
     @abstractmethod
     def first(self, function: Callable[[], T]) -> T:
-        """Call a function in rank 0 and return the result in all ranks.
-
-        If the function raises `StopTogether`, the contained error is raised in every rank.
-        """
+        """Call a function in rank 0 and return the result, a JSON value, in all ranks."""
 
     @abstractmethod
     def largest(self, number: int) -> int:
@@ -99,7 +88,10 @@ class Ranks(ABC):
 
     @abstractmethod
     def state(self, own: T) -> T | dict[str, list[T]] | None:
-        """Return the states of all ranks in rank 0, and None in other ranks."""
+        """Return the states of all ranks in rank 0, and None in other ranks.
+
+        States may contain the types of `core.state_files.dumps`.
+        """
 
     def own_state(self, state: Any) -> Any:
         """Return the state of this rank from a result of `state`.
@@ -118,7 +110,7 @@ class Ranks(ABC):
         return state if self.count == 1 else state[RANKS][self.rank]
 
     def check_same(self, key: str, value: object, remedy: str = SAME_COMMAND) -> None:
-        """Check that a value is the same in all ranks.
+        """Check that a value has the same `repr` in all ranks.
 
         Args:
             key: Name of the value for the error message.
@@ -128,7 +120,7 @@ class Ranks(ABC):
         Raises:
             ConfigError: If the values differ.
         """
-        values = self.gather(value)
+        values = self.gather(repr(value))
         if others := [rank for rank, other in enumerate(values) if other != values[0]]:
             raise ConfigError(key, f"differs between rank 0 and {others}; {remedy}")
 
@@ -258,24 +250,26 @@ class GroupRanks(Ranks):
         return [each.view(tensor.dtype) for each in found]
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks."""
-        values: list[Any] = [None] * self.count
-        self._exchange(dist.all_gather_object, values, value)
-        return values
+        """Return the values of all ranks, which must be JSON values."""
+        own, sizes = self._padded(json.dumps(value, default=float).encode())
+        parts = zip(self.gather_tensor(own), sizes, strict=True)
+        return [json.loads(part[:size].numpy().tobytes()) for part, size in parts]
 
     def first(self, function: Callable[[], T]) -> T:
-        """Call a function in rank 0 and return the result in all ranks; see `Ranks.first`."""
-        outcome: list[Any] = [None, None]
-        if self.is_first:
-            try:
-                outcome[0] = function()
-            except StopTogether as stop:
-                outcome[1] = stop.error
-        self._exchange(dist.broadcast_object_list, outcome, 0)
-        if outcome[1] is not None:
-            raise outcome[1]
-        result: T = outcome[0]
+        """Call a function in rank 0 and return the result, a JSON value, in all ranks."""
+        text = json.dumps(function(), default=float).encode() if self.is_first else b""
+        data, _ = self._padded(text)
+        self._exchange(dist.broadcast, data, 0)
+        result: T = json.loads(data.numpy().tobytes())
         return result
+
+    def _padded(self, data: bytes) -> tuple[Tensor, list[int]]:
+        """Return data padded to the largest size of all ranks, `[n]` uint8, and all sizes."""
+        sizes = [int(size) for size in self.gather_tensor(torch.tensor([len(data)]))]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        if data:
+            padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return padded, sizes
 
     def largest(self, number: int) -> int:
         """Return the largest number of all ranks."""
@@ -287,9 +281,13 @@ class GroupRanks(Ranks):
         """Return the states of all ranks in rank 0, and None in other ranks."""
         if self.count == 1:
             return own
-        states: list[Any] | None = [None] * self.count if self.is_first else None
-        self._exchange(dist.gather_object, own, states)
-        return None if states is None else {RANKS: states}
+        data, sizes = self._padded(dumps({"state": own}))
+        parts = [torch.empty_like(data) for _ in sizes] if self.is_first else None
+        self._exchange(dist.gather, data, parts)
+        if parts is None:
+            return None
+        contents = [part[:size].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+        return {RANKS: [loads(content, "state of a rank")["state"] for content in contents]}
 
     def started(self, run_dir: str) -> None:
         """The ranks of a `LearnerGroup` have no run directory."""

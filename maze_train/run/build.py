@@ -372,14 +372,14 @@ def locked_directory(run: Run, run_dir: str | None, parent: Path) -> Iterator[Ru
     """
     ranks = run.ranks
     if not ranks.is_first:
-        yield RunDirectory(ranks.first(Path))
+        yield RunDirectory(Path(ranks.first(str)))
     elif run.is_new:
         with RunDirectory.new(run_dir, parent) as directory:
-            yield RunDirectory(ranks.first(lambda: directory.path))
+            yield RunDirectory(Path(ranks.first(lambda: str(directory.path))))
     else:
         directory = RunDirectory(run.run_dir)
         with directory.lock():
-            yield RunDirectory(ranks.first(lambda: directory.path))
+            yield RunDirectory(Path(ranks.first(lambda: str(directory.path))))
 
 
 def run_info(run: Run, config: TrainConfig, task: str) -> RunInfo:

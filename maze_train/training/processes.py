@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from maze_train.core.errors import CallbackError
-from maze_train.learner.ranks import Ranks, StopTogether
+from maze_train.learner.ranks import Ranks
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.evaluators import Evaluator
 from maze_train.training.outcome import Interrupted, Interruption, Position
@@ -67,19 +67,30 @@ class FirstEvaluator(Evaluator):
 
     def evaluate(self, policy: object) -> dict[str, float]:
         """Return the metrics of the first process."""
+        own: Interrupted | CallbackError | None = None
 
-        def evaluate() -> dict[str, float]:
+        def evaluate() -> dict[str, Any]:
+            nonlocal own
             try:
                 with self._interruption.in_first():
-                    return self._own.evaluate(policy)
-            except (Interrupted, CallbackError) as error:
-                raise StopTogether(error) from error
+                    return {"metrics": self._own.evaluate(policy)}
+            except Interrupted as error:
+                own = error
+                return {"signal": error.number, "at_once": error.at_once}
+            except CallbackError as error:
+                own = error
+                return {"error": str(error)}
 
-        try:
-            return self._processes.first(evaluate)
-        except (Interrupted, CallbackError) as error:
-            error.is_common = True
-            raise
+        outcome = self._processes.first(evaluate)
+        if "metrics" in outcome:
+            metrics: dict[str, float] = outcome["metrics"]
+            return metrics
+        if "signal" in outcome:
+            error = own or Interrupted(outcome["signal"], outcome["at_once"])
+        else:
+            error = own or CallbackError(outcome["error"])
+        error.is_common = True
+        raise error
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the evaluator."""
@@ -113,7 +124,9 @@ class CommonCheckpoints(CheckpointStore):
 
     def save(self, state: dict[str, Any], position: Position) -> Path | None:
         """Write a checkpoint in the first process; return its path in all processes."""
-        path = self._processes.first(partial(super().save, state, position))
+        save = super().save
+        found = self._processes.first(lambda: str(save(state, position) or ""))
+        path = Path(found) if found else None
         if path is not None:
             self.latest, self._position = path, position
         return path

@@ -73,8 +73,8 @@ from maze_train.learner.group import (
     copy_maker,
     depends_on_others,
 )
-from maze_train.learner.process_group import Rendezvous
-from maze_train.learner.ranks import OneRank, Share, shard_rows
+from maze_train.learner.process_group import Address, Rendezvous, join
+from maze_train.learner.ranks import GroupRanks, OneRank, Share, shard_rows
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.workers.process_pool import LocalProcesses
@@ -733,6 +733,25 @@ def test_a_learner_of_tensors_has_to_say_how_they_are_shared_out():
         pytest.raises(TrainingError, match="of the type Tensor cannot be sharded"),
     ):
         update(1)
+
+
+def test_ranks_exchange_values_without_pickles(tmp_path, monkeypatch):
+    """Values and states arrive unchanged; values that are neither JSON nor tensors raise."""
+    for name in ("all_gather_object", "broadcast_object_list", "gather_object"):
+        monkeypatch.delattr(torch.distributed, name)
+    assert join(Address(str(tmp_path / "store")), 0, 1, 30.0, None)
+    try:
+        ranks = GroupRanks(0, 1)
+        value = {"a": [1, 2.5, None, "ü", True], "b": {"c": 1e-300}}
+        assert ranks.gather(value) == [value]
+        assert ranks.first(lambda: value) == value
+        assert ranks.first(lambda: "") == ""
+        assert ranks.gather(np.float32(0.5)) == [0.5]
+        for exchange in (ranks.gather, lambda value: ranks.first(lambda: value)):
+            with pytest.raises(TypeError):
+                exchange(tmp_path)
+    finally:
+        ranks.leave()
 
 
 LEAVES = """
