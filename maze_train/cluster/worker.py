@@ -1,4 +1,4 @@
-"""Ray actor that runs a worker and stores copies of memory."""
+"""Ray actor that runs a worker and keeps local copies of shared buffers."""
 
 from __future__ import annotations
 

@@ -35,7 +35,8 @@ from maze_train.spaces.masks import mask_layout
 class Turn:
     """Result of a reset or a step of a `MultiAgentEnv`.
 
-    All agents in `obs` that have not ended act next. The episode is over if no agent acts.
+    All agents in `obs` that have not terminated or been truncated act next. The episode is over if
+    no agent acts.
     """
 
     obs: Mapping[str, Any]

@@ -403,7 +403,7 @@ class EnvSlice(Worker):
             calls: All calls since the environments were created, in order.
 
         Raises:
-            EnvError: If an environment raises, or there are fewer calls than before.
+            EnvError: If an environment raises, or `calls` is shorter than before.
         """
         new_calls(calls, max(self._num_called))
         self._calls = list(calls)

@@ -393,7 +393,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         Raises:
             ConfigError: If an environment does not have the method or attribute, or the call
                 samples from its generator and the environment cannot save its state.
-            EnvError: If an environment raises an exception, or there are fewer calls than before.
+            EnvError: If an environment raises an exception, or `calls` is shorter than before.
             WorkerError: If a worker process fails.
         """
         new = new_calls(calls, len(self.calls_made))

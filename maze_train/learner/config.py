@@ -416,8 +416,8 @@ class GradientSettings(OptimizerSettings):
     precision in between, on GPUs; null: PyTorch's current setting."""
 
     lr_scheduler: dict[str, Any] | None = None
-    """PyTorch scheduler of a constant learning rate, stepped after each update (off-policy
-    algorithms: after each gradient step), such as
+    """PyTorch learning-rate scheduler; requires a constant `lr`. Stepped after each update
+    (off-policy algorithms: after each gradient step), such as
     `{_target_: torch.optim.lr_scheduler.CosineAnnealingLR, T_max: 100}`; null: no scheduler."""
 
     lr_factors: dict[str, float] = field(default_factory=dict)

@@ -75,7 +75,7 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     affect results."""
 
     on_damaged: Literal["raise", "skip"] = field(default="raise", metadata=ON_RESUME)
-    """Reaction to a damaged part of the dataset: `raise` an error, or `skip` the part with a
+    """What to do if part of the dataset is damaged: `raise` an error, or `skip` the part with a
     warning."""
 
     def __post_init__(self) -> None:

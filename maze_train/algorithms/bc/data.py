@@ -175,7 +175,7 @@ class TransitionData:
                 own_rows = piece.obs_rows if name.startswith("obs") else piece.steps
                 array[chosen] = recorded[name][own_rows[rows]]
         for name, leaf in self._leaves.items():
-            if name.startswith("actions"):  # Files may not be verified.
+            if name.startswith("actions"):  # The files are not necessarily verified.
                 checked_actions(name, arrays[name], len(numbers), leaf)
         trees = groups_of(arrays)
         actions = tree_map(torch.from_numpy, trees["actions"])
