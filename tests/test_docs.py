@@ -284,7 +284,8 @@ def dry_run(run: Callable[..., Any]) -> Callable[..., Any]:
         config = runner.config
         if isinstance(config.runner, RayRunnerConfig):
             history = [{config.evaluation.selection_metric: 0.0}]
-            return SimpleNamespace(best_metric=0.0, missing=(), history=history)
+            summary = SimpleNamespace(as_dict=dict)
+            return SimpleNamespace(missing=(), history=history, summary=summary)
         own = replace(config.runner, fast_dev_run=True)
         tracking = replace(config.tracking, plot=False)
         runner.config = replace(config, runner=own, tracking=tracking)
