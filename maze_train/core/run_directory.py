@@ -113,7 +113,7 @@ class RunDirectory:
                 try:
                     yield run
                 finally:
-                    if was_empty and not run.is_run:
+                    if was_empty and path.is_dir() and not run.is_run:
                         remove_content(path)
 
     @property

@@ -137,7 +137,8 @@ def test_run_continues_unsigned_without_key(home: Path) -> None:
 def calls(run: str) -> list[Callable[..., Any]]:
     """Return a call of every function that reads a run and accepts `trust`."""
     latest = max(Path(run, "checkpoints").glob("epoch_*"))
-    start = SMALL | {"model.policy": None, "base_run": run}
+    start = {key: value for key, value in SMALL.items() if key != "model.policy"}
+    start["base_run"] = run
     more = {"total_steps": 100, **QUIET}
     return [
         *(partial(load_policy, name) for name in (run, f"{run}@final", latest)),

@@ -347,14 +347,21 @@ def test_nan_observation_or_reward_ends_the_run(algorithm: str, fault: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("algorithm", "learner_class"),
-    everyday(1, [("sac", SACLearner), ("impala", ImpalaLearner)], are_rows=True),
+    ("algorithm", "learner_class", "loss"),
+    everyday(
+        1,
+        [
+            ("sac", SACLearner, "policy_loss"),
+            ("impala", ImpalaLearner, "compute_loss_for_module"),
+        ],
+        are_rows=True,
+    ),
 )
 def test_error_of_the_learner_closes_workers(
-    monkeypatch: pytest.MonkeyPatch, algorithm: str, learner_class: Any
+    monkeypatch: pytest.MonkeyPatch, algorithm: str, learner_class: Any, loss: str
 ) -> None:
     """The error is raised, and workers and environments are closed."""
-    original, calls = learner_class.compute_loss_for_module, []
+    original, calls = getattr(learner_class, loss), []
 
     def failing(*args: Any) -> Any:
         calls.append(None)
@@ -362,7 +369,7 @@ def test_error_of_the_learner_closes_workers(
             raise TrainingError("the loss came off")
         return original(*args)
 
-    monkeypatch.setattr(learner_class, "compute_loss_for_module", failing)
+    monkeypatch.setattr(learner_class, loss, failing)
     with pytest.raises(TrainingError, match="the loss came off"):
         short_run(algorithm=algorithm, **FORK)
     assert summary("run")["stop_reason"] == "error"

@@ -133,9 +133,9 @@ def nan_gradients() -> None:
 
 def ctrl_c_in_a_gradient_step() -> None:
     """Send SIGINT to all processes in the twentieth gradient step of SAC."""
-    original, calls = SACLearner.compute_loss_for_module, 0
+    original, calls = SACLearner.policy_loss, 0
 
-    def compute_loss(*args: Any) -> Any:
+    def policy_loss(*args: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 20:
@@ -143,4 +143,4 @@ def ctrl_c_in_a_gradient_step() -> None:
             os.killpg(0, signal.SIGINT)
         return original(*args)
 
-    SACLearner.compute_loss_for_module = compute_loss  # type: ignore[method-assign]
+    SACLearner.policy_loss = policy_loss  # type: ignore[method-assign]

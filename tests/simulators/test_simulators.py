@@ -561,6 +561,7 @@ def test_simulator_ids_select_the_backend():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_functional_simulators_pass_their_checks():
     """Run in a separate process, since a process that used JAX cannot fork."""
     pytest.importorskip("jax")

@@ -14,6 +14,7 @@ from maze_train import ConfigError, EnvFactory, ExportConfig, export_policy
 from maze_train.cli import main
 from maze_train.config.compose import load_config, load_settings
 from maze_train.config.writing import config_text
+from maze_train.training.evaluators import copy_of_weights
 from maze_train.training.multi_agent_models import make_joint_model
 from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
 
@@ -39,7 +40,7 @@ def write_policy(env):
     made.close()
     model = make_joint_model(config.algorithm, config.model, {}, *here, 0)
     settings = config_text(config).partition("# signature")[0]  # the configuration is unsigned
-    PolicyWriter(*here, settings)(Path("run/best"), model.state_dict(), {})
+    PolicyWriter(*here, settings)(Path("run/best"), copy_of_weights(model), {})
     return TrainedPolicy(model, *here)
 
 
