@@ -365,19 +365,19 @@ class GymVectorEnv(ThirdPartyVectorEnv):
     def __init__(
         self, env: VectorEnv[Any, Any, Any], max_episode_steps: int | None = None, **settings: Any
     ) -> None:
-        name, self._mode = type(env.unwrapped).__name__, autoreset_mode(env)
-        if max_episode_steps is not None and self._mode is not AutoresetMode.DISABLED:
+        name, self.mode = type(env.unwrapped).__name__, autoreset_mode(env)
+        if max_episode_steps is not None and self.mode is not AutoresetMode.DISABLED:
             raise ConfigError(
                 "env.max_episode_steps",
-                f"{name} resets itself (mode {self._mode.value}) and does not accept "
+                f"{name} resets itself (mode {self.mode.value}) and does not accept "
                 "max_episode_steps: limit the episodes within the environment, and set this to "
                 "null and evaluation.max_episode_steps to 0, or use env.backend=gymnasium",
                 max_episode_steps,
             )
         spaces = env.single_observation_space, env.single_action_space
         super().__init__(name, env.num_envs, spaces, metadata_of(env), **settings)
-        if self._mode is AutoresetMode.NEXT_STEP:
-            self.metadata["autoreset_mode"] = self.autoreset_mode = self._mode
+        if self.mode is AutoresetMode.NEXT_STEP:
+            self.metadata["autoreset_mode"] = self.autoreset_mode = self.mode
         self._env, self.render_mode = env, env.render_mode
         self._limit = max_episode_steps
 
@@ -408,7 +408,7 @@ class GymVectorEnv(ThirdPartyVectorEnv):
             )
         columns = self._columns(self._observation.read(obs))
         batch = StepBatch(columns, numbers, end_codes(terminated, truncated), columns=infos)
-        if self._mode is AutoresetMode.NEXT_STEP:
+        if self.mode is AutoresetMode.NEXT_STEP:
             # Results of a step that only resets are arbitrary.
             batch.rewards[self._resetting], batch.end[self._resetting] = 0.0, RESET_ONLY
             batch.has_gaps = bool(self._resetting.any())
@@ -417,11 +417,11 @@ class GymVectorEnv(ThirdPartyVectorEnv):
             batch.end[(batch.end == RUNNING) & (self._lengths + 1 >= self._limit)] = TRUNCATED
         ended = has_ended(batch.end)
         if ended.any():
-            is_same_step = self._mode is AutoresetMode.SAME_STEP
+            is_same_step = self.mode is AutoresetMode.SAME_STEP
             batch.ends = self._ends(infos.get("final_info", {}) if is_same_step else infos, ended)
             if is_same_step:
                 batch.final_obs = self._given_final_obs(infos, ended)
-            elif self._mode is AutoresetMode.DISABLED:
+            elif self.mode is AutoresetMode.DISABLED:
                 # The reset may overwrite the memory of the observations.
                 batch.final_obs = {key: column.copy() for key, column in columns.items()}
             else:
@@ -434,7 +434,7 @@ class GymVectorEnv(ThirdPartyVectorEnv):
         In mode NEXT_STEP, networks also process terminal observations, so non-finite ones are
         replaced by zeros. Multiplying the unused results by a discount of 0 would not remove NaN.
         """
-        if self._mode is AutoresetMode.DISABLED:
+        if self.mode is AutoresetMode.DISABLED:
             ended = has_ended(end)
             columns = {key: column.copy() for key, column in columns.items()}
             try:
@@ -443,7 +443,7 @@ class GymVectorEnv(ThirdPartyVectorEnv):
                 raise self._fault("reset() with a reset_mask", error) from error
             for key, column in self._columns(self._observation.read(obs)).items():
                 columns[key][ended] = column[ended]
-        elif self._mode is AutoresetMode.NEXT_STEP:
+        elif self.mode is AutoresetMode.NEXT_STEP:
             bad = is_terminated(end) & faults.non_finite_rows(columns)
             if bad.any():
                 columns = {key: column.copy() for key, column in columns.items()}
