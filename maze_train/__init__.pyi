@@ -157,7 +157,6 @@ from maze_train.distributions.mapping import JointDistribution as JointDistribut
 from maze_train.envs.agents import JointEnv as JointEnv
 from maze_train.envs.agents import MultiAgentEnv as MultiAgentEnv
 from maze_train.envs.agents import Turn as Turn
-from maze_train.envs.atari import AtariPreprocessing as AtariPreprocessing
 from maze_train.envs.atari import EpisodicLifeWrapper as EpisodicLifeWrapper
 from maze_train.envs.config import EnvConfig as EnvConfig
 from maze_train.envs.factory import EnvFactory as EnvFactory

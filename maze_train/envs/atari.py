@@ -8,27 +8,31 @@ actions, limit of 108 000 frames, evaluation on whole games).
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium
 import numpy as np
-import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.utils import seeding
-from gymnasium.wrappers import ClipReward, OrderEnforcing, PassiveEnvChecker
+from gymnasium.wrappers import (
+    AtariPreprocessing,
+    ClipReward,
+    FrameStackObservation,
+    OrderEnforcing,
+    PassiveEnvChecker,
+    TimeLimit,
+)
 
-from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.step_end import RUNNING, TERMINATED, EpisodeEnd, StepBatch, is_transition
 from maze_train.core.targets import import_extra
 from maze_train.envs.building import closed_on_error, register_atari
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.types import Env, Reset, Step, Wrapper
-from maze_train.envs.wrappers import ContinuingWrapper, ObservationStackWrapper, layers_of
+from maze_train.envs.wrappers import ContinuingWrapper, layers_of
 
 if TYPE_CHECKING:
     from maze_train.core.types import Array
@@ -36,168 +40,93 @@ if TYPE_CHECKING:
 PURPOSE = "the preprocessing of Atari games"
 
 
-class AtariPreprocessing(Wrapper):
-    """Standard preprocessing of an Atari game: frame skip, greyscale images, no-ops.
+class SeededGame(Wrapper):
+    """Atari game that depends only on the seed of its reset; innermost wrapper.
 
-    - Every action is repeated for `frame_skip` frames, and the rewards are summed. The observation
-      is the maximum of the last two frames (also if the frame limit shortens the step), or the last
-      frame if the game ended within the step. Observations are greyscale images, resized by area
-      interpolation, uint8.
-    - A game begins with 1 to `noop_max` no-op frames. If the game has a fire button, one FIRE step
-      follows, because some games do not start without FIRE. For the same reason, FIRE replaces the
-      given action in the step after the loss of a life.
-    - A game is truncated at the frame limit of the environment (108 000).
-
-    The same seed always produces the same game: the emulator starts from a saved state, and sticky
-    actions (`repeat_action_probability` of the environment, per frame) are sampled by this wrapper.
-    The game does not have to be reloaded, which would take 60 ms.
+    The emulator starts from a saved state instead of reloading the game, which would take 60 ms.
+    Sticky actions (`repeat_action_probability`, Machado et al., 2018, section 5.2) and the no-ops
+    of `gymnasium.wrappers.AtariPreprocessing` are sampled from one generator.
 
     Args:
-        env: A game created with `frameskip=1` and any `obs_type`. The game must not be wrapped,
-            because the emulator is called directly.
-        noop_max: Maximum number of no-op frames at the beginning, >= 0.
-        frame_skip: Frames per step, >= 1.
-        screen_size: Height and width of observations, >= 1.
-
-    Attributes:
-        executed: Action executed in the last step: the agent's action, or FIRE after a lost life.
+        env: A game created with `frameskip=1`. The game must not be wrapped.
 
     Raises:
-        ConfigError: If `env` is not an unwrapped Atari game with `frameskip=1`, or an argument is
-            out of range.
-        MissingExtraError: If ale-py or OpenCV is not installed.
+        ConfigError: If `env` is not an unwrapped Atari game with `frameskip=1`.
+        MissingExtraError: If ale-py is not installed.
     """
 
-    def __init__(
-        self,
-        env: Env,
-        noop_max: int = 30,
-        frame_skip: int = 4,
-        screen_size: int = 84,
-    ) -> None:
-        super().__init__(env)
-        check_at_least("noop_max", noop_max, 0)
-        check_at_least("frame_skip", frame_skip, 1)
-        check_at_least("screen_size", screen_size, 1)
-        self.noop_max = noop_max
-        self.frame_skip = frame_skip
-        self.screen_size = screen_size
+    def __init__(self, env: Env) -> None:
         self._ale = checked_game(env)
-        self._cv2 = import_extra("opencv-python-headless", "atari", PURPOSE, "cv2")
-        self._pick_actions(env.unwrapped)
-        self._repeat_probability = self._ale.getFloat("repeat_action_probability")
+        super().__init__(env.unwrapped)
+        self._stickiness = self._ale.getFloat("repeat_action_probability")
         # The emulator applies the new probability when the game is loaded.
         self._ale.setFloat("repeat_action_probability", 0.0)
-        self._frame_limit = self._ale.getInt("max_num_frames_per_episode") or 2**31
-        height, width = self._ale.getScreenDims()
-        self._previous = np.zeros((height, width), np.uint8)
-        self._last = np.zeros((height, width), np.uint8)
-        self._first = np.zeros((height, width), np.uint8)
-        self.observation_space = spaces.Box(0, 255, (screen_size, screen_size), np.uint8)
         self._start: object = None
         self._random, _ = seeding.np_random()
-        self._held = self._noop
-        self._lives = 0
-        self._must_fire = False
-        self.executed = 0
+        self._last_action = 0
 
-    def _pick_actions(self, game: Any) -> None:
-        action = importlib.import_module("ale_py").Action
-        self._actions = [action[name] for name in game.get_action_meanings()]
-        self._noop = action.NOOP
-        self._fire = action.FIRE if action.FIRE in self._ale.getMinimalActionSet() else None
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         """Begin a game."""
         if self._start is None:
-            self.env.reset(seed=0, options=options)  # A seeded reset loads the game.
-            self.np_random = self._random
-            self._ale.getScreenGrayscale(self._first)
+            self._obs, self._info = self.env.reset(seed=0, options=options)  # Loads the game.
             self._start = self._ale.cloneState()
         if seed is not None:
             self._random, _ = seeding.np_random(seed)
-            self.np_random = self._random
-        self._begin_game()
-        if self.noop_max:
-            self._wait()
-        if self._fire is not None:
-            self._hold(self._fire)
-            if self._ale.game_over():
-                self._begin_game()
-        self._lives = self._ale.lives()
-        self._must_fire = False
-        return self._observation(), self._info()
-
-    def step(self, action: Any) -> tuple[npt.NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
-        """Repeat the action for `frame_skip` frames, or until the game ends."""
-        if self._start is None:
-            raise ResetNeeded("step() was called before the first reset(): call reset() first")
-        self.executed = self._actions.index(self._fire) if self._must_fire else int(action)
-        reward = self._hold(self._actions[self.executed])
-        ale = self._ale
-        lives = ale.lives()
-        self._must_fire = self._fire is not None and lives < self._lives
-        self._lives = lives
-        terminated = ale.game_over(with_truncation=False)
-        return self._observation(), reward, terminated, ale.game_truncated(), self._info()
-
-    def _begin_game(self) -> None:
+        self.env.np_random = self._random
         # Both calls are needed: in ale-py 0.12, a reset keeps some state of the previous game in 23
         # of 104 games, and restoring a saved state does so in 5 games.
         self._ale.reset_game()
         self._ale.restoreState(self._start)
-        self._held = self._noop
-        self._last[:] = self._previous[:] = self._first  # A restored state has no screen.
+        self._last_action = 0
+        return self._obs, {key: value for key, value in self._info.items() if key != "seeds"}
 
-    def _wait(self) -> None:
-        """Play 1 to `noop_max` no-op frames."""
-        for _ in range(self._random.integers(1, self.noop_max + 1)):
-            self._ale.act(self._noop)
-            if self._ale.game_over():
-                self._begin_game()
-                return
-        self._ale.getScreenGrayscale(self._last)
-        self._previous[:] = self._last
+    def step(self, action: Any) -> Step:
+        """Play one frame; the previous action may be repeated."""
+        if self._start is None:
+            raise ResetNeeded("step() was called before the first reset(): call reset() first")
+        if self._random.random() >= self._stickiness:
+            self._last_action = action
+        return self.env.step(self._last_action)
 
-    def _hold(self, action: object) -> float:
-        """Play the frames of a step, keep the last two screens, and return the sum of rewards."""
-        ale = self._ale
-        frames = min(self.frame_skip, max(1, self._frame_limit - ale.getEpisodeFrameNumber()))
-        if frames == 1:
-            self._previous[:] = self._last
-        # Sticky actions (Machado et al., 2018, section 5.2): the previous action is repeated with
-        # this probability.
-        sticks = (self._random.random(frames) < self._repeat_probability).tolist()
-        reward = 0.0
-        for left in range(frames - 1, -1, -1):
-            if not sticks[left]:
-                self._held = action
-            reward += ale.act(self._held)
-            if left < 2:
-                ale.getScreenGrayscale(self._previous if left else self._last)
-            if left and ale.game_over(with_truncation=False):
-                ale.getScreenGrayscale(self._last)
-                self._previous[:] = self._last
-                break
-        return reward
 
-    def _observation(self) -> npt.NDArray[np.uint8]:
-        pooled = np.maximum(self._previous, self._last, out=self._previous)
-        size = (self.screen_size, self.screen_size)
-        screen: npt.NDArray[np.uint8] = self._cv2.resize(
-            pooled, size, interpolation=self._cv2.INTER_AREA
-        )
-        return screen
+class FireWrapper(Wrapper):
+    """Presses FIRE after a reset and after the loss of a life, in games with a fire button.
 
-    def _info(self) -> dict[str, Any]:
-        """Return the info of the game."""
-        return {
-            "lives": self._lives,
-            "episode_frame_number": self._ale.getEpisodeFrameNumber(),
-            "frame_number": self._ale.getFrameNumber(),
-        }
+    Some games, such as Breakout, do not start without FIRE.
+
+    Args:
+        env: A game whose infos contain `lives`.
+
+    Attributes:
+        executed: Action executed in the last step: the agent's action, or FIRE after a lost life.
+    """
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        game: Any = env.unwrapped
+        buttons = [action.name for action in game.ale.getMinimalActionSet()]
+        self._fire = game.get_action_meanings().index("FIRE") if "FIRE" in buttons else None
+        self._lives = 0
+        self._must_fire = False
+        self.executed = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        """Begin a game."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        if self._fire is not None:
+            obs, _, terminated, truncated, info = self.env.step(self._fire)
+            if terminated or truncated:
+                obs, info = self.env.reset(options=options)
+        self._lives, self._must_fire = info["lives"], False
+        return obs, info
+
+    def step(self, action: Any) -> Step:
+        """Step the game; FIRE replaces the action after the loss of a life."""
+        self.executed = self._fire if self._fire is not None and self._must_fire else int(action)
+        obs, reward, terminated, truncated, info = self.env.step(self.executed)
+        self._must_fire = self._fire is not None and info["lives"] < self._lives
+        self._lives = info["lives"]
+        return obs, reward, terminated, truncated, info
 
 
 class EpisodicLifeWrapper(ContinuingWrapper):
@@ -302,10 +231,10 @@ STACKED_SCREENS = 4
 """Number of stacked screens in an observation (Mnih et al., 2015)."""
 
 
-def game_under(env: Env) -> AtariPreprocessing | None:
+def game_under(env: Env) -> FireWrapper | None:
     """Return the Atari game of an environment, or None if an outer wrapper changes actions."""
     for layer in layers_of(env):
-        if isinstance(layer, AtariPreprocessing):
+        if isinstance(layer, FireWrapper):
             return layer
         if isinstance(layer, gymnasium.ActionWrapper):
             break
@@ -366,14 +295,18 @@ class AtariGames:
     @staticmethod
     def make(config: EnvConfig, make: Callable[[EnvConfig], Env]) -> Env:
         """Build a game with the preprocessing shared by training and evaluation."""
-        kwargs = config.kwargs if config.id is None else {"frameskip": 1, **config.kwargs}
+        kwargs = config.kwargs
+        if config.id is not None:  # Grayscale frames are the fastest; colours are not needed.
+            kwargs = {"frameskip": 1, **kwargs, "obs_type": "grayscale"}
         game = make(replace(config, kwargs=kwargs, max_episode_steps=None))
         with closed_on_error([game]):
-            env: Env = AtariPreprocessing(game)
+            seeded = SeededGame(game)
+            import_extra("opencv-python-headless", "atari", PURPOSE, "cv2")
+            env: Env = FireWrapper(AtariPreprocessing(seeded))
         if config.max_episode_steps is not None:
             # The limit is in agent steps, not frames: this wraps AtariPreprocessing.
-            env = gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
-        return ObservationStackWrapper(env, STACKED_SCREENS)
+            env = TimeLimit(env, config.max_episode_steps)
+        return FrameStackObservation(env, STACKED_SCREENS)
 
     @staticmethod
     def for_training(env: Env) -> Env:
