@@ -33,7 +33,8 @@ class A2CAlgorithmConfig(ActorCriticConfig):
 
     optimizer: dict[str, Any] = field(default_factory=lambda: {"_target_": "torch.optim.RMSprop"})
     """Optimizer class and its arguments, except the learning rate. If the class has the argument
-    `eps`, its default is 1e-5 or the default of the class, whichever is larger."""
+    `eps`, its default is 1e-5 or the default of the class, whichever is larger. A parameter that
+    takes no part in a loss has the gradient 0."""
 
     gae_lambda: float = 1.0
     """Lambda of generalized advantage estimation, in [0, 1]; 1 gives Monte Carlo returns."""

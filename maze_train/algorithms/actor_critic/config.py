@@ -40,7 +40,8 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
 
     optimizer: dict[str, Any] = field(default_factory=lambda: {"_target_": "torch.optim.Adam"})
     """Optimizer class and its arguments, except the learning rate. If the class has the argument
-    `eps`, its default is 1e-5 or the default of the class, whichever is larger."""
+    `eps`, its default is 1e-5 or the default of the class, whichever is larger. A parameter that
+    takes no part in a loss has the gradient 0."""
 
     gamma: float = 0.99
     """Discount factor per step, in [0, 1]."""

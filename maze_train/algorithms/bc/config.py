@@ -50,7 +50,8 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     optimizer: dict[str, Any] = field(
         default_factory=lambda: {TARGET: "torch.optim.Adam", "eps": 1e-8}
     )
-    """Optimizer class and its arguments, except the learning rate."""
+    """Optimizer class and its arguments, except the learning rate. A parameter that takes no part
+    in a loss has the gradient 0."""
 
     loss: dict[str, Any] = field(default_factory=lambda: {TARGET: "maze_train.BCLoss"})
     """Loss class and its arguments."""

@@ -112,7 +112,8 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     optimizer: dict[str, Any] = field(
         default_factory=lambda: {TARGET: "torch.optim.Adam", "eps": 1e-8}
     )
-    """Optimizer class and its arguments, except the learning rate."""
+    """Optimizer class and its arguments, except the learning rate. A parameter that takes no part
+    in a loss has the gradient 0."""
 
     gamma: float = 0.99
     """Discount factor per step, in [0, 1]."""
