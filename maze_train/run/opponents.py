@@ -27,7 +27,7 @@ from maze_train.spaces.agents import REWARDS, agent_spaces, teams_in
 from maze_train.training.config import RANDOM_OPPONENT
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.generators import generators_kept
-from maze_train.training.multi_agent_models import is_trainable, policies_of_agents
+from maze_train.training.models import is_trainable, policies_of_agents
 from maze_train.training.trainer import Run
 
 

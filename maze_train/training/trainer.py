@@ -392,12 +392,11 @@ class Run:
 
     def model_maker(self) -> Callable[[], nn.Module]:
         """Return a function that builds the model with the same initial weights on each call."""
-        make = make_model
-        if agent_spaces(*self.spaces) is not None:
-            from maze_train.training.multi_agent_models import make_joint_model as make
         config = self.config
         seed = self.seeds.integer("model")
-        return partial(make, config.algorithm, config.model, config.policies, *self.spaces, seed)
+        return partial(
+            make_model, config.algorithm, config.model, config.policies, *self.spaces, seed
+        )
 
     def make_learner(self, *args: object, **kwargs: object) -> Learner[Any, Any, Any]:
         """Build the learner of the model, given further arguments of its class.

@@ -53,8 +53,7 @@ from maze_train.spaces.masks import mask_layout
 from maze_train.training.config import evaluation_metrics
 from maze_train.training.contexts import available_memory, readable_nbytes
 from maze_train.training.evaluators import Evaluator
-from maze_train.training.models import modules_of
-from maze_train.training.multi_agent_models import is_trainable
+from maze_train.training.models import is_trainable, modules_of
 from maze_train.training.trainer import Run
 
 SCALES = (0.05, 20.0)
