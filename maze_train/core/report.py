@@ -16,13 +16,10 @@ from numpy.typing import ArrayLike
 
 from maze_train.core.errors import printable
 from maze_train.core.files import atomic_write
-from maze_train.core.text import readable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from maze_train.core.types import Array  # loads PyTorch
 
 
 def write_report(directory: Path, texts: Mapping[str, str], pictures: Mapping[str, Figure]) -> None:
@@ -216,32 +213,3 @@ def add_legend(figure: Figure, columns: int = 4) -> None:
     if found:
         place: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
         figure.legend(list(found.values()), list(found), ncols=columns, **place)
-
-
-def leave_out_extremes(
-    axes: Axes, values: Array, typical: Array, percentiles: tuple[float, float]
-) -> None:
-    """Limit the y axis if rare extremes would take up more than half of the axis; add a label.
-
-    Args:
-        axes: The axes.
-        values: The plotted values.
-        typical: Values to keep visible, except for rare extremes.
-        percentiles: Percentiles of `typical`; values between them are never excluded.
-    """
-    values, typical = values[np.isfinite(values)], typical[np.isfinite(typical)]
-    if not len(typical):
-        return
-    lowest, highest = float(values.min()), float(values.max())
-    low, high = np.percentile(typical, percentiles)
-    low, high = low - 0.2 * (high - low), high + 0.2 * (high - low)
-    cut_low, cut_high = low - lowest > high - low > 0, highest - high > high - low > 0
-    if cut_low or cut_high:
-        shown = (low if cut_low else lowest, high if cut_high else highest)
-        margin = 0.05 * (shown[1] - shown[0])
-        axes.set_ylim(shown[0] - margin, shown[1] + margin)
-    style: dict[str, Any] = {"transform": axes.transAxes, "ha": "right", "fontsize": 8}
-    if cut_low:
-        axes.text(0.98, 0.02, f"beyond: to {readable(lowest)}", va="bottom", **style)
-    if cut_high:
-        axes.text(0.98, 0.98, f"beyond: to {readable(highest)}", va="top", **style)

@@ -26,7 +26,6 @@ from maze_train.core.report import (
     csv_text,
     curve,
     decorate,
-    leave_out_extremes,
     markdown_code,
     markdown_table,
     markdown_text,
@@ -265,9 +264,6 @@ N_POINTS = 200
 N_RESAMPLES = 1_000
 """Number of bootstrap resamples for the bands of a plot; tables use more."""
 
-EXTREMES = (5.0, 95.0)
-"""Percentiles of the values that are always shown; other values may be clipped."""
-
 UNITS = ((2 * 3600.0, 3600.0, "h"), (2 * 60.0, 60.0, "min"), (0.0, 1.0, "s"))
 """Units of time, each with its maximum in seconds."""
 
@@ -302,11 +298,6 @@ def draw_comparison(
             _draw(by_time, [(seconds / unit, values) for _, seconds, values in runs], style)
         decorate(by_steps, step_label, _as_text(metric), title=_as_text(env))
         decorate(by_time, f"wall time ({word})", "", note=_band_text(drawn), counts=False)
-        found = [values for runs in curves for _, _, values in runs]
-        # All runs have the same weight, regardless of the number of evaluations.
-        alike = [values[np.linspace(0, len(values) - 1, N_POINTS).astype(int)] for values in found]
-        values = np.concatenate([*found, []])
-        leave_out_extremes(by_steps, values, np.concatenate([*alike, []]), EXTREMES)
     add_legend(figure, 2)
     return figure
 

@@ -58,7 +58,6 @@ from maze_train.core.report import (
     csv_text,
     curve,
     decorate,
-    leave_out_extremes,
     markdown_table,
     new_figure,
     text_table,
@@ -239,10 +238,6 @@ STYLES: dict[str, dict[str, Any]] = {
 COLUMNS = 3
 """Maximum number of settings per row of the plot."""
 
-SHOWN = {True: (25.0, 100.0), False: (0.0, 75.0)}
-"""Percentiles of the values of finished trials that are always shown; key: whether larger values
-are better."""
-
 
 def draw_search(result: SearchResult, space: Space) -> Figure:
     """Draw the values of trials over their number and over each setting.
@@ -276,8 +271,6 @@ def draw_search(result: SearchResult, space: Space) -> Figure:
     curve(first, [row["trial"] for row in done], best, "best so far", color=RED, **step)
     first.locator_params(axis="x", integer=True)
     first.set_xlim(left=-0.5)
-    values = np.array([row["value"] for row in rows], float)
-    leave_out_extremes(first, values, reached, SHOWN[result.larger_is_better])
     add_legend(figure)
     return figure
 
