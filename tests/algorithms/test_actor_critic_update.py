@@ -52,7 +52,7 @@ RMSPROP_TF = {"_target_": "maze_train.RMSpropTF", "alpha": 0.75, "eps": 0.125, "
 @pytest.mark.parametrize("name", everyday(2, PROBLEMS))
 @sweep("shared", [False, True])
 @sweep("ignoring", [False, True])
-def test_update_equals_the_reference(algorithm, name, ignoring, shared):
+def test_es_update_matches_the_reference(algorithm, name, ignoring, shared):
     """Weights match the papers in every space, with all kinds of episode ends."""
     problem = make_problem(name, ignoring, shared_trunk=shared)
     row, ratios = compare(algorithm, problem, updates=1 if algorithm == "ppo" else 2)
@@ -113,7 +113,7 @@ IMPALA = [
     ],
     ids=str,
 )
-def test_every_setting_counts(algorithm, settings):
+def test_es_settings_match_the_reference(algorithm, settings):
     """Coefficients, bounds, thresholds and optimizers match the reference."""
     updates = 1 if algorithm == "ppo" else 2
     row, _ = compare(algorithm, make_problem("gaussian"), updates=updates, **settings)
@@ -227,7 +227,7 @@ class Chancy(nn.Module):
         return self.layers(obs)
 
 
-def test_new_advantages_are_those_of_evaluation():
+def test_recomputed_advantages_use_evaluation_mode():
     """Advantages are recomputed in evaluation mode, also between minibatches in training mode."""
     model, rollout, _ = make_problem("gaussian", critic={TARGET: InlineObject(Chancy)})
     learner = make_learner("ppo", model, recompute_advantages=True)
@@ -265,7 +265,7 @@ def memory_problem(name, cell, ignoring, algorithm):
 )
 @sweep("ignoring", [False, True])
 @sweep("length", [0, 1, 3])
-def test_updates_of_a_policy_with_a_memory(algorithm, name, cell, ignoring, length):
+def test_recurrent_updates_match_the_reference(algorithm, name, cell, ignoring, length):
     """Values, ratios and gradients match; gradients flow within sequences, not across episodes.
 
     PPO shuffles sequences; IMPALA unrolls its networks from the first row.
@@ -276,14 +276,14 @@ def test_updates_of_a_policy_with_a_memory(algorithm, name, cell, ignoring, leng
     assert len(ratios) == N - 4 * ignoring
 
 
-def test_minibatches_of_sequences_by_count():
+def test_sequences_are_split_by_n_minibatches():
     """9 sequences of 2 steps are split into 4 minibatches of 3, 2, 2 and 2 sequences."""
     problem = memory_problem("discrete", "gru", False, "ppo")
     row, _ = compare("ppo", problem, sequence_length=2, n_minibatches=4)
     assert row["train/gradient_steps"] == 8
 
 
-def test_what_the_actor_remembered_first_counts():
+def test_impala_uses_the_first_hidden_state():
     """The update of IMPALA depends on the hidden state of the first row."""
     moved = []
     for scale in (1.0, -1.0):
@@ -302,7 +302,7 @@ def test_what_the_actor_remembered_first_counts():
     [*((name, None) for name in LEARNERS), ("impala", RecurrentConfig(cell="gru", size=5))],
 )
 @sweep("variant", ["plain", "ignoring", "replayed"])
-def test_statistics_of_observations(algorithm, memory, variant):
+def test_observation_statistics_are_updated_after_the_update(algorithm, memory, variant):
     """An update uses the previous statistics, then adds each transition once.
 
     IMPALA does not add replayed transitions again.
@@ -332,7 +332,7 @@ def test_statistics_of_observations(algorithm, memory, variant):
 
 @EVERY
 @sweep("mode", ["none", "running"])
-def test_a_rollout_without_transitions(algorithm, mode):
+def test_update_without_transitions_changes_nothing(algorithm, mode):
     """An update without transitions changes no weights and no statistics and raises no error."""
     settings = {"normalization": ObservationNormalizationConfig(mode=mode)}
     model, rollout, _ = make_problem(**settings)

@@ -118,7 +118,7 @@ def beyond(text: str) -> list[float]:
 
 
 @pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala", "sac", "td3", "dqn", "bc", "es"])
-def test_ranges_are_those_of_the_documentation(algorithm: str) -> None:
+def test_settings_outside_documented_ranges_raise(algorithm: str) -> None:
     """Values outside the documented range of a setting raise ConfigError."""
     tried = 0
     for key, text in field_docs(type(load(algorithm))).items():
@@ -132,7 +132,7 @@ def test_ranges_are_those_of_the_documentation(algorithm: str) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "key", "value", "expected", "others"), [(*row, {})[:5] for row in REFUSED]
 )
-def test_what_is_refused(
+def test_invalid_settings_raise(
     algorithm: str, key: str, value: Any, expected: str, others: dict[str, Any]
 ) -> None:
     """The error contains the key, the value and what is expected."""
@@ -150,7 +150,7 @@ def test_what_is_refused(
         ("bc", "overrides.only.lr", "linear_0.1", {"start": 0.1, "end": 0.1}),
     ],
 )
-def test_schedules_that_patience_ends_are_refused(
+def test_schedules_over_an_unknown_run_length_raise(
     algorithm: str, key: str, value: Any, known: Any
 ) -> None:
     """A schedule over the fraction of the run raises an error at the start, not when loading."""
@@ -167,7 +167,7 @@ def test_schedules_that_patience_ends_are_refused(
 
 
 @pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala", "bc", "sac", "td3", "dqn"])
-def test_the_example_of_overrides_holds_everywhere(algorithm: str) -> None:
+def test_documented_overrides_are_valid_for_every_algorithm(algorithm: str) -> None:
     """The documented example of `overrides` is valid for every algorithm."""
     example = re.search(r"`(\{.*\})`", field_docs(GradientSettings)["overrides"])
     assert example is not None
@@ -175,7 +175,7 @@ def test_the_example_of_overrides_holds_everywhere(algorithm: str) -> None:
     assert load(algorithm, overrides=own).overrides == own
 
 
-def test_what_is_made_from_other_settings_is_refused() -> None:
+def test_arguments_of_other_settings_raise() -> None:
     """Optimizer and buffer arguments that belong to another setting raise an error naming it."""
     node = {"_target_": "torch.optim.Adam", "lr": 0.5}
     for algorithm in ("es", "sac", "ppo", "bc"):
@@ -191,7 +191,7 @@ def test_what_is_made_from_other_settings_is_refused() -> None:
             SACAlgorithmConfig(replay_buffer={"_target_": BUFFER, key: 1})
 
 
-def test_both_ends_of_ranges_are_accepted() -> None:
+def test_bounds_of_ranges_are_accepted() -> None:
     """Values at the bounds of their ranges are accepted."""
     load("es", n_rollouts_per_update=2, l2_penalty=0, noise_table_size=2, device="auto")
     free = load("impala", vtrace_clip_rho_threshold=None, vtrace_clip_pg_rho_threshold=None)
@@ -217,7 +217,7 @@ def test_default_concurrency(algorithm: str, expected: int) -> None:
     ("batch", "size", "factor", "replayed", "waiting"),
     [(4, 0, 2.0, 0, 8), (4, 1, 1.0, 4, 4), (4, 9, 0.5, 2, 2), (3, 9, 0.2, 1, 1), (2, 1, 3.0, 6, 6)],
 )
-def test_multiples_of_a_batch(
+def test_replayed_rollouts_are_multiples_of_a_batch(
     batch: int, size: int, factor: float, replayed: int, waiting: int
 ) -> None:
     """The replayed rollouts (0 without replay) and the queue size are multiples of a batch."""

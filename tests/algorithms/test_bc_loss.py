@@ -55,7 +55,7 @@ def slow_likelihood(space, params, actions, weights):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_likelihood(weighted):
+def test_bc_likelihood_is_summed_over_components(weighted):
     """Cross-entropies of choices and bits and the Gaussian NLL are summed over components.
 
     Every choice has a different weight.
@@ -108,7 +108,7 @@ def gradient_of(loss, params, actions):
     return torch.autograd.grad(loss(leaf, actions), leaf)[0]
 
 
-def test_balanced_weights_give_every_choice_the_same_say():
+def test_balanced_class_weights_match_the_formula():
     """Weights are total / (K n), and 0 for choices that never occur; a Box has no weights.
 
     MultiDiscrete components and bits are balanced separately: the mean weight over the data is 1.
@@ -132,7 +132,7 @@ def test_balanced_weights_give_every_choice_the_same_say():
         torch.testing.assert_close(chosen.mean(0), torch.ones_like(chosen.mean(0)))
 
 
-def test_choices_whose_probability_rounds_to_0_count():
+def test_impossible_choices_have_finite_loss_and_gradient():
     """Choices whose probability rounds to 0 get their full loss and gradient, also with weights."""
     distribution = distribution_for(GRIP)
     params = torch.tensor([[0.0, 0.0, 110.0, 0.0]])
@@ -142,7 +142,7 @@ def test_choices_whose_probability_rounds_to_0_count():
     assert gradient_of(weighted, params, actions)[0].tolist() == [-2.0, 0.0, 2.0, 0.0]
 
 
-def test_illegal_choices_take_no_part():
+def test_bc_loss_ignores_illegal_choices():
     """With a mask, the loss is the cross-entropy over the legal choices."""
     distribution, params, _ = drawn(GRIP)
     actions = torch.tensor([0, 2, 2, 0, 0, 2])
@@ -157,7 +157,7 @@ def test_illegal_choices_take_no_part():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_mode_beyond_the_bounds_is_pulled_back(family):
+def test_squared_error_of_modes_outside_bounds_has_a_gradient(family):
     """The squared error of a mode outside the bounds is not clipped and has a gradient."""
     distribution = distribution_for(ARM, {"Box": family})
     params = torch.zeros(1, distribution.param_size)
@@ -170,7 +170,7 @@ def test_a_mode_beyond_the_bounds_is_pulled_back(family):
         assert float(loss(params, actions)) == pytest.approx(expected, rel=1e-5)
 
 
-def test_no_entropy_bonus_for_what_nothing_opposes():
+def test_squared_error_excludes_the_entropy_bonus():
     """With squared errors no loss limits the std of a Box, so its entropy is excluded."""
     distribution, params, actions = drawn(HYBRID)
     loss = BCLoss(distribution, box_loss="mse", entropy_coef=0.5)
@@ -201,7 +201,7 @@ def test_recorded_actions_at_and_beyond_the_bounds(family, box_loss):
     assert gradient.abs().sum() > 0
 
 
-def test_wrong_settings():
+def test_invalid_bc_settings_raise():
     """Unknown losses, negative coefficients and weights of a wrong shape raise errors."""
     distribution = distribution_for(GRIP, {})
     with pytest.raises(ConfigError, match="box_loss"):

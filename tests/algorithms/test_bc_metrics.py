@@ -27,7 +27,7 @@ def measured(space, params, actions, **families):
     ],
     ids=str,
 )
-def test_places_among_the_choices(space):
+def test_accuracy_and_rank_match_the_reference(space):
     """Accuracy and mean rank match a reference; ties are ranked by index.
 
     Top-5 accuracy covers actions with more than 10 choices, top-10 accuracy actions with more than
@@ -58,7 +58,7 @@ def test_places_among_the_choices(space):
     assert measured(space, params, actions) == pytest.approx(expected)
 
 
-def test_bits():
+def test_accuracy_of_bits_is_the_fraction_of_matches():
     """The accuracy is the fraction of bits whose more likely value is the recorded one."""
     params = torch.tensor([[1.0, -1.0, 1.0]])
     found = measured(spaces.MultiBinary(3), params, torch.tensor([[1, 1, 1]]).float())
@@ -66,7 +66,7 @@ def test_bits():
 
 
 @pytest.mark.parametrize("family", ["diagonal_gaussian", "squashed_gaussian"])
-def test_deviation_in_units_of_the_environment(family):
+def test_action_error_is_in_environment_units(family):
     """The deviation is in units of the environment."""
     space = spaces.Box(-4.0, 4.0, (2,), np.float32)
     distribution = distribution_for(space, {"Box": family})
@@ -76,7 +76,7 @@ def test_deviation_in_units_of_the_environment(family):
     assert found == {"train/box_mean_abs_deviation": pytest.approx(2.0, abs=1e-4)}
 
 
-def test_parts_and_their_mean():
+def test_metrics_of_components_and_their_mean():
     """Several components have separate tags, and the plain tag has their mean."""
     space = spaces.Dict(
         OrderedDict(a=spaces.Discrete(2), b=spaces.Discrete(2), arm=spaces.Box(-1.0, 1.0, (1,)))

@@ -88,7 +88,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_updates_equal_a_plain_loop(name):
+def test_bc_updates_equal_a_plain_loop(name):
     """Losses and final weights match a plain training loop."""
     space, changes, model_settings = SETTINGS[name]
     config = BCAlgorithmConfig(**{"lr": 0.05, **changes})

@@ -72,7 +72,7 @@ def test_what_is_no_trainer_or_learner_raises() -> None:
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_settings_of_evaluations_reach_them(deterministic: bool) -> None:
+def test_evaluation_deterministic_reaches_evaluators(deterministic: bool) -> None:
     """Evaluations during training and the final test use `evaluation.deterministic`."""
     settings = {"evaluation.deterministic": deterministic, "evaluation.final_episodes": 2}
     with make(algorithm="ppo", **settings) as made:
@@ -109,9 +109,7 @@ def test_what_does_not_fit(settings: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala", "sac", "td3", "dqn", "es"])
-def test_normalizers_are_found_in_submodules(
-    algorithm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_normalizer_is_found_in_submodules(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Builders and off-policy learners find a normalizer that is not an attribute of the model."""
     settings: dict[str, Any] = {
         **(ES if algorithm == "es" else {"algorithm": algorithm, "runner.concurrency": 8}),
@@ -138,7 +136,7 @@ def test_normalizers_are_found_in_submodules(
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_a_deviation_that_makes_no_difference_is_not_trained(deterministic: bool) -> None:
+def test_es_trains_log_std_only_if_sampled(deterministic: bool) -> None:
     """The std of a Gaussian is trained only if actions are sampled; it is always a parameter."""
     with make(**ES, env="Pendulum-v1", **{"algorithm.deterministic": deterministic}) as made:
         model = made.model
@@ -156,9 +154,7 @@ def test_a_deviation_that_makes_no_difference_is_not_trained(deterministic: bool
         ({"checkpoint.interval": 0, "checkpoint.interval_steps": 64}, True),
     ],
 )
-def test_only_checkpoints_need_the_actions_of_episodes(
-    settings: dict[str, Any], is_kept: bool
-) -> None:
+def test_only_runs_with_checkpoints_store_actions(settings: dict[str, Any], is_kept: bool) -> None:
     """Only training environments of runs with checkpoints store actions."""
     given = {"algorithm": "a2c", "runner.concurrency": 1, "algorithm.n_rollout_steps": 4}
     with make(**given, **settings) as made:

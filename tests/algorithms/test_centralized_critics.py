@@ -59,7 +59,7 @@ def joint_model(**settings: Any) -> Any:
 @pytest.mark.parametrize(
     "settings", [{"critic_hidden_sizes": [7]}, {"critic": {TARGET: InlineObject(Sum)}}]
 )
-def test_a_critic_has_layers_of_its_own_beside_a_memory(settings: dict[str, Any]) -> None:
+def test_centralized_critic_has_separate_layers(settings: dict[str, Any]) -> None:
     """With a recurrent policy, the centralised critic has separate layers."""
     joint = joint_model(rnn=RecurrentConfig(size=5), hidden_sizes=[4], **settings)
     model = joint.by_policy["default"]
@@ -78,7 +78,7 @@ PARTS = {
 }
 
 
-def test_a_template_critic_has_one_branch_for_equal_leaves_of_agents() -> None:
+def test_centralized_critic_shares_branches_of_equal_leaves() -> None:
     """Vectors and choices of agents share a branch; images and leaves of other spaces do not."""
     others = {**PARTS, "number": spaces.Box(0, 9, (), np.uint8)}
     observed = {agent: spaces.Dict(others if agent == "d" else PARTS) for agent in "abcd"}
@@ -165,7 +165,9 @@ def test_advantages_by_hand() -> None:
 
 
 @pytest.mark.parametrize("is_centralized", everyday(1, [True, False]))
-def test_advantages_without_variance(tmp_path: Path, is_centralized: bool) -> None:
+def test_centralized_critic_predicts_other_agents_rewards(
+    tmp_path: Path, is_centralized: bool
+) -> None:
     """Rewards depend on the other agent's observation; a critic that sees it predicts them."""
     more = {
         "env": {"_target_": "agent_envs.Peek"},
@@ -183,7 +185,7 @@ def test_advantages_without_variance(tmp_path: Path, is_centralized: bool) -> No
     assert (explained > 0.999) if is_centralized else (explained < 0.05)
 
 
-def test_statistics_of_all_agents() -> None:
+def test_centralized_critic_normalizes_all_observations() -> None:
     """The critic normalizes all observations, the policy its inputs, over the same rows."""
     model = joint_model(normalization=ObservationNormalizationConfig(mode="running"))
     own = model.by_policy["default"]

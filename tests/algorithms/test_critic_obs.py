@@ -47,7 +47,7 @@ ENV = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict"}}
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala"])
 @pytest.mark.parametrize("memory", [False, True])
-def test_an_update_is_that_of_the_reference(algorithm: str, memory: bool) -> None:
+def test_updates_match_the_reference(algorithm: str, memory: bool) -> None:
     """Updates match the reference if the critic reads more than the policy, also with an RNN."""
     settings: dict[str, Any] = {"rnn": RecurrentConfig(cell="gru", size=4)} if memory else {}
     space = spaces.Dict({"camera": BOX, "mass": BOX})
@@ -76,7 +76,7 @@ def test_an_update_is_that_of_the_reference(algorithm: str, memory: bool) -> Non
         (["known/mass", "known"], ["known/ground/kind", "known/ground/rough", "known/mass"]),
     ],
 )
-def test_the_policy_does_without_them(named: list[str], hidden: list[str]) -> None:
+def test_policy_does_not_read_critic_keys(named: list[str], hidden: list[str]) -> None:
     """The policy ignores the critic's keys and does not need them; the values depend on them."""
     config = ModelConfig(hidden_sizes=[8], critic_obs=named, normalization=RUNNING)
     model = build_actor_critic(config, SEEN, HAND, seed=1)
@@ -108,7 +108,7 @@ class Joined(nn.Module):
         return self.layer(torch.cat(list(obs.values()), dim=-1).float())
 
 
-def test_networks_of_a_user_get_what_is_theirs() -> None:
+def test_custom_networks_get_the_observations_of_their_role() -> None:
     """Custom networks get only the spaces and observations of their role."""
     space = spaces.Dict({"camera": BOX, "mass": BOX})
     own: dict[str, Any] = {TARGET: InlineObject(Joined)}
@@ -127,7 +127,7 @@ def build_space() -> Any:
     return spaces.Dict({"camera": BOX, "gear": spaces.Discrete(3), **ground})
 
 
-def test_each_agent_has_its_own() -> None:
+def test_critic_obs_names_keys_of_each_agent() -> None:
     """`critic_obs` names keys of each agent's observation."""
     several = AgentSpaces({"a": SEEN, "b": SEEN}, dict.fromkeys("ab", spaces.Discrete(2)))
     config = ModelConfig(hidden_sizes=[8], critic_obs=["known"])
@@ -148,7 +148,7 @@ def test_each_agent_has_its_own() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "impala"])
-def test_a_run(tmp_path: Path, algorithm: str) -> None:
+def test_run_with_critic_obs_acts_without_its_keys(tmp_path: Path, algorithm: str) -> None:
     """The policy acts without the critic's keys; other missing keys raise an error."""
     short_run(tmp_path / "run", algorithm, **{"env": ENV, "model.critic_obs": ["speed"]})
     policy = load_policy(tmp_path / "run")
@@ -173,7 +173,7 @@ def test_a_run(tmp_path: Path, algorithm: str) -> None:
         (BOX, ["critic"], r"'critic': the observation space has no keys"),
     ],
 )
-def test_keys_that_are_refused(space: Any, named: list[str], told: str) -> None:
+def test_unknown_critic_keys_raise(space: Any, named: list[str], told: str) -> None:
     """The error contains the setting and the available keys."""
     with pytest.raises(ConfigError, match=rf"^model\.critic_obs = .*{told}"):
         build_actor_critic(ModelConfig(critic_obs=named), space, HAND, seed=0)
@@ -186,7 +186,9 @@ def test_keys_that_are_refused(space: Any, named: list[str], told: str) -> None:
         ({"centralized_critic": True}, r"critic_obs = \['speed'\]: a centralised critic"),
     ],
 )
-def test_other_settings_that_are_refused(settings: dict[str, Any], told: str) -> None:
+def test_critic_obs_with_trunk_or_centralized_critic_raises(
+    settings: dict[str, Any], told: str
+) -> None:
     """`critic_obs` does not support a shared trunk or a centralised critic."""
     with pytest.raises(ConfigError, match=told):
         ModelConfig(critic_obs=["speed"], **settings)

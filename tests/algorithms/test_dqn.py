@@ -162,7 +162,7 @@ def dict_of(obs):
         *("quantiles", "masked, dueling, quantiles", "plain, quantiles"),
     ],
 )
-def test_updates_are_those_of_the_papers(space, settings, weights):
+def test_updates_match_the_papers(space, settings, weights):
     """Statistics, TD errors, parameters and targets match after each of five gradient steps."""
     config = DQNAlgorithmConfig(**{**SETTINGS, **settings})
     model = make_model(space, config.dueling, config.num_quantiles)
@@ -185,7 +185,7 @@ def test_updates_are_those_of_the_papers(space, settings, weights):
     assert largest > 1.0  # reaches the linear range of the Huber loss
 
 
-def test_batches_are_moved_to_the_device_of_the_learner():
+def test_batches_are_moved_to_the_learner_device():
     """Batches are moved to the learner's device, wherever a custom buffer stores them."""
     learner = DQNLearner(make_model(MASKED), DQNAlgorithmConfig(**SETTINGS), device="meta")
     batch = learner.preprocess("default", make_batch(MASKED, 0, weights=True), Statistics())
@@ -193,7 +193,7 @@ def test_batches_are_moved_to_the_device_of_the_learner():
     assert {leaf.device.type for leaf in leaves} == {"meta"}
 
 
-def test_targets_of_a_policy_that_learns_again_do_not():
+def test_unfreezing_keeps_target_network_frozen():
     """Unfreezing a module does not add its target network to the optimizer."""
     learner = DQNLearner(make_model(MASKED), DQNAlgorithmConfig(**SETTINGS))
     learner.add_module("again", make_model(MASKED), frozen=True)
@@ -228,7 +228,7 @@ class Ordinary(Tripled):
 
 @pytest.mark.parametrize("loss", ["huber", "squared"])
 @pytest.mark.parametrize(("space", "weights"), [(BOX, False), (PARTS, True)])
-def test_gradients_by_hand_are_those_of_autograd(space, weights, loss):
+def test_analytic_gradients_match_autograd(space, weights, loss):
     """Analytic gradients of linear layers match autograd, also in a subclass without a new loss."""
     norms = {}
     for learner_class in (DQNLearner, Named, Ordinary, Tripled):
@@ -296,7 +296,7 @@ def test_epsilon_follows_its_schedule(tmp_path):
     assert float(model.epsilon) == found[result.summary.best_epoch - 1]
 
 
-def test_saved_policies_act_greedily(tmp_path):
+def test_saved_dqn_policy_acts_greedily(tmp_path):
     """Sampled actions explore with epsilon, as in training."""
     env = {"id": "CartPole-v1"}
     train(env, "dqn", run_dir=tmp_path / "run", **SMALL, **{"algorithm.epsilon": 0.8})
@@ -309,7 +309,7 @@ def test_saved_policies_act_greedily(tmp_path):
     assert share == pytest.approx(0.6, abs=0.1)
 
 
-def test_both_streams_begin_at_the_convolutions():
+def test_dueling_streams_start_at_the_convolutions():
     """Each dueling stream starts with a dense layer on the convolutional features."""
     screens = spaces.Box(0, 255, (4, 36, 36), np.uint8)
     net: Any = build_dqn(ModelConfig(), screens, CHOICE, 0, dueling=True).policy

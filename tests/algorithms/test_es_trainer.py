@@ -188,7 +188,7 @@ def total(length: Any, iteration: int, pairs: list[int]) -> int:
 )
 @sweep("lost", LOSSES)
 @sweep("length", LENGTHS)
-def test_the_shortest_prefix_that_is_enough(
+def test_update_uses_the_shortest_sufficient_prefix_of_pairs(
     episodes: int, steps: int, length: str, lost: str
 ) -> None:
     """An update uses pairs without lost episodes in order; later pairs affect no metric."""
@@ -221,7 +221,7 @@ def test_the_shortest_prefix_that_is_enough(
         assert rollouts.ended == 3
 
 
-def test_the_next_iteration_begins_as_many_pairs_as_the_last_one_took() -> None:
+def test_iteration_starts_as_many_pairs_as_the_last_used() -> None:
     """The next iteration starts as many pairs as the last one needed, including lost pairs.
 
     Further pairs start in groups of the capacity. Without a minimum number of steps, exactly the
@@ -240,7 +240,7 @@ def test_the_next_iteration_begins_as_many_pairs_as_the_last_one_took() -> None:
         assert rollouts.limits == [2 * 12]
 
 
-def test_nothing_but_lost_pairs() -> None:
+def test_losing_all_pairs_raises() -> None:
     """An update raises an error after losing more than ten pairs per episode."""
     settings = {"n_rollouts_per_update": 4}
     for count in (40, 41):
@@ -265,7 +265,7 @@ def test_nothing_but_lost_pairs() -> None:
             assert torch.equal(get_flat_parameters(trainer.model), weights)
 
 
-def test_deviation_of_the_noise() -> None:
+def test_noise_std_follows_its_schedule() -> None:
     """The noise std follows its schedule, and members use the reported value."""
     setting = Schedule(points=[[0, 0.5], [100, 0.1]], by="env_steps")
     with scripted(noise_stddev=setting) as (trainer, rollouts, _):
@@ -278,7 +278,7 @@ def test_deviation_of_the_noise() -> None:
 # -- when training ends --------------------------------------------------------------------------
 
 
-def test_used_steps_end_training() -> None:
+def test_total_steps_counts_used_steps() -> None:
     """`total_steps` counts the steps used in updates, not lost or dropped steps."""
     services = {"limits": Limits(total_steps=36)}
     settings = {"n_rollouts_per_update": 2, "n_timesteps_per_update": 10, "epoch_length": 2}
@@ -327,7 +327,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("model", everyday(1, MODELS))
-def test_evaluations_take_the_policy_without_noise(model: str) -> None:
+def test_evaluations_use_unperturbed_weights(model: str) -> None:
     """Evaluations use the unperturbed weights, before the first and after each update."""
     made = RolloutEvaluator(
         lambda count: SequentialVectorEnv([WalkEnv] * count), 6, seed=8, deterministic=False

@@ -160,7 +160,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_update_equals_the_reference(table, name):
+def test_es_update_matches_the_reference(table, name):
     """Parameters and metrics match the paper after each of five updates, with any optimizer."""
     node, slow = OPTIMIZERS[name]
     assert_equals_reference(table, make_model(), make_config(optimizer=node), slow)
@@ -180,14 +180,14 @@ def test_update_equals_the_reference(table, name):
     ],
     ids=str,
 )
-def test_every_setting_counts(table, settings):
+def test_es_settings_match_the_reference(table, settings):
     """Each setting matches the reference; `max_grad_norm` bounds gradient plus L2 penalty."""
     config = make_config(optimizer=SGD, **settings)
     assert_equals_reference(table, make_model(), config, torch.optim.SGD)
 
 
 @pytest.mark.parametrize("name", ["Adam", "not entry by entry"])
-def test_what_is_not_trained_stays(table, name):
+def test_es_does_not_change_untrained_parameters(table, name):
     """Frozen layers, an unused std and buffers get no noise and no updates."""
     model = make_model(policy={"_target_": "test_es_update.NetWithBuffers"})
     model.policy.free_params.requires_grad_(False)
@@ -196,7 +196,7 @@ def test_what_is_not_trained_stays(table, name):
     assert_equals_reference(table, model, make_config(optimizer=node), slow)
 
 
-def test_a_better_plus_moves_towards_the_noise():
+def test_es_step_follows_the_better_noise():
     """The step follows the noise of a pair whose θ + σε has the higher return.
 
     The test uses float32, as training does.
@@ -212,7 +212,7 @@ def test_a_better_plus_moves_towards_the_noise():
     table.close()
 
 
-def test_policies_learn_from_what_their_agents_got(table):
+def test_policies_learn_from_returns_of_their_agents(table):
     """Each policy learns from the mean return of its agents and its slice of the noise."""
     config, returns = make_config(), {"p": [3.0, 1.0], "q": [1.0, 5.0], "r": [2.0, 2.0]}
     several = population(table, [[0.0, 0.0]], [40])
@@ -247,7 +247,7 @@ EQUAL = {"all": [[3.5, 3.5]] * PAIRS, "within pairs": [[1.0, 1.0], [4.0, 4.0], [
 
 @pytest.mark.parametrize("shaping", ["centered_ranks", "normalized", "raw"])
 @pytest.mark.parametrize("returns", EQUAL.values(), ids=EQUAL)
-def test_equal_returns_leave_the_policy(table, returns, shaping):
+def test_equal_returns_change_no_parameter(table, returns, shaping):
     """Equal returns change no parameters, despite weight decay and optimizer moments."""
     indices = list(range(len(returns)))
     for name in ("Adam", "SGD"):
@@ -268,7 +268,7 @@ def test_equal_returns_leave_the_policy(table, returns, shaping):
 
 
 @pytest.mark.parametrize("kind", ["running", "frozen", "in a wrapper"])
-def test_statistics_of_observations(table, kind):
+def test_observation_statistics_are_updated_after_the_update(table, kind):
     """Each observation is added once, after its update, wherever the normalizer is.
 
     Updates without moments add nothing, and frozen statistics do not change.
@@ -299,7 +299,7 @@ def test_statistics_of_observations(table, kind):
 # -- what is not finite --------------------------------------------------------------------------
 
 
-def test_returns_that_are_not_finite(table):
+def test_non_finite_returns_raise(table):
     """Non-finite returns raise an error, also with `skip`, and parameters do not change."""
     model = make_model()
     before = theta_of(model)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 @pytest.mark.parametrize("ignoring", [False, True])
 @pytest.mark.parametrize("threshold", [1.0, 1.75, None])
-def test_statistics_of_importance_weights(threshold, ignoring):
+def test_importance_weight_metrics_cover_transitions_only(threshold, ignoring):
     """The mean ratio and the clipped fraction cover transitions only."""
     problem = make_problem(ignoring=ignoring)
     row, ratios = compare("impala", problem, vtrace_clip_rho_threshold=threshold)
@@ -38,7 +38,7 @@ def test_statistics_of_importance_weights(threshold, ignoring):
         assert row["train/rho_clip_fraction"] == pytest.approx((found > threshold).mean(), rel=1e-6)
 
 
-def test_policy_lag():
+def test_policy_lag_counts_updates_since_acting():
     """The lag is the number of updates since the acting weights, over new rollouts only."""
     model, rollout, _ = make_problem()
     learner = make_learner("impala", model)
@@ -52,7 +52,7 @@ def test_policy_lag():
     assert (row["train/policy_lag_mean"], row["train/policy_lag_max"]) == (4, 4)
 
 
-def test_kept_rollouts_are_learned_from_like_new_ones():
+def test_replayed_rollouts_equal_new_rollouts():
     """Replayed and new rollouts in a batch change the weights in the same way."""
     model, rollout, _ = make_problem()
     other, before = copy.deepcopy(model), snapshot(model)
@@ -64,7 +64,7 @@ def test_kept_rollouts_are_learned_from_like_new_ones():
     assert_same_weights(model, other, before)
 
 
-def test_a_rollout_without_log_probabilities_is_refused():
+def test_rollout_without_log_probs_raises():
     """The error describes how to record log-probabilities."""
     model, rollout, _ = make_problem()
     with pytest.raises(ShapeError, match=r"no log_probs.*records_log_probs=True"):

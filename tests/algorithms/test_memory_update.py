@@ -39,7 +39,7 @@ def collected(cell="lstm", rollouts=2, **env_settings):
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 @pytest.mark.parametrize("obs", ["box", "dict"])
 @torch.no_grad()
-def test_what_was_remembered_is_stored(cell, obs):
+def test_stored_hidden_states_match_a_replay(cell, obs):
     """Hidden states match a step-by-step replay and are zero after the end of an episode."""
     model, rollout = collected(cell, obs=obs)
     assert rollout.hidden_states.shape == (T + 1, B, model.state_size)
@@ -58,7 +58,7 @@ def test_what_was_remembered_is_stored(cell, obs):
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 @pytest.mark.parametrize("length", [0, 1, 4])
-def test_the_first_ratios_are_one(cell, length):
+def test_first_ratios_of_sequences_are_one(cell, length):
     """Before the first gradient step, sequences reproduce the log-probabilities of the actions."""
     model, rollout = collected(cell)
     config = PPOAlgorithmConfig(n_rollout_steps=T, batch_size=8, sequence_length=length)

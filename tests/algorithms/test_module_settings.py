@@ -133,7 +133,7 @@ def learned(learner, module_id, experience):
         are_rows=True,
     ),
 )
-def test_a_setting_of_a_module_is_that_of_a_learner_of_its_own(learner_class, key, how):
+def test_module_settings_equal_a_separate_learner(learner_class, key, how):
     """The update is identical to that of a separate learner, and other modules are not affected."""
     value, others = SETTINGS[learner_class][key]
     config, model, experience = problem(learner_class, **others)
@@ -158,7 +158,7 @@ def test_a_setting_of_a_module_is_that_of_a_learner_of_its_own(learner_class, ke
 
 
 @pytest.mark.parametrize("learner_class", SETTINGS)
-def test_frozen_modules_are_of_any_kind_and_stay_as_they_are(learner_class):
+def test_frozen_modules_of_any_type_do_not_change(learner_class):
     """Frozen modules of any type keep weights and targets and do not affect other modules."""
     burn_in = {"critic_burn_in_epochs": 1, "epoch_length": 2}
     config, model, experience = problem(
@@ -177,7 +177,7 @@ def test_frozen_modules_are_of_any_kind_and_stay_as_they_are(learner_class):
         torch.testing.assert_close(found.state_dict(), expected.state_dict(), rtol=0.0, atol=0.0)
 
 
-def test_every_setting_of_modules_is_tried():
+def test_table_covers_every_module_setting():
     """The table contains every setting that can be set per module."""
     for learner_class, settings in SETTINGS.items():
         bases = type(problem(learner_class)[0]).__mro__
@@ -195,7 +195,7 @@ def test_every_setting_of_modules_is_tried():
         ({"batch_size": 8}, r"overrides.x.batch_size = 8: cannot be set per module; these"),
     ],
 )
-def test_settings_that_are_none_of_a_module(own, message):
+def test_invalid_module_settings_raise(own, message):
     """The error contains the key and what is expected, and the module is not added."""
     config, model, _ = problem(PPOLearner)
     with pytest.raises(ConfigError, match=message):
@@ -206,7 +206,7 @@ def test_settings_that_are_none_of_a_module(own, message):
     assert list(learner.modules) == ["default"]
 
 
-def test_settings_of_a_module_that_is_not_there():
+def test_settings_of_unknown_modules_raise():
     """The error suggests a similar id."""
     config, model, _ = problem(PPOLearner)
     message = r"algorithm.overrides = 'oponent': no such module; similar ids: opponent"
@@ -227,7 +227,7 @@ def test_scheduled_settings_are_reported_by_module():
         assert (row[f"train/{name}"], row[f"train/own/{name}"]) == (value, value / 2)
 
 
-def test_parts_that_are_named_by_hand_are_frozen():
+def test_freeze_accepts_plain_names():
     """`freeze` accepts plain names in settings that were not loaded from a configuration."""
     config, model, experience = problem(A2CLearner, freeze=["critic"])
     before = copy.deepcopy(model.critic.state_dict())

@@ -55,7 +55,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("build", "action_space", "model", "message"), REFUSED)
-def test_spaces_and_models_that_are_refused(build, action_space, model, message):
+def test_unsupported_spaces_and_models_raise(build, action_space, model, message):
     """Unsupported spaces and models raise an error with a remedy."""
     with pytest.raises(MazeTrainError, match=message):
         build(ModelConfig(**model), BOX, action_space, 0)
@@ -65,7 +65,7 @@ def test_spaces_and_models_that_are_refused(build, action_space, model, message)
     ("algorithm", "env", "others"),
     [("td3", "Pendulum-v1", ()), ("dqn", "CartPole-v1", ({"algorithm.dueling": True}, {}))],
 )
-def test_a_run_begins_with_the_networks_of_another(tmp_path, algorithm, env, others):
+def test_base_run_copies_policy_and_targets(tmp_path, algorithm, env, others):
     """`base_run` copies policy and target; other networks or algorithms raise an error."""
     base = tmp_path / "base"
     train(env, algorithm, run_dir=base, **SMALL)

@@ -77,7 +77,7 @@ class PlainLearner(Learner[Any, Any, Any]):
         return errors.square().mean()
 
 
-def test_learners_need_not_be_off_policy_learners(tmp_path: Path) -> None:
+def test_custom_off_policy_learner_needs_no_base_class(tmp_path: Path) -> None:
     """Any learner updates observation statistics and reports errors for prioritized replay."""
     result = run(
         str(tmp_path / "run"),
@@ -96,7 +96,9 @@ def test_learners_need_not_be_off_policy_learners(tmp_path: Path) -> None:
 
 @pytest.mark.learning
 @pytest.mark.exhaustive
-def test_it_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_off_policy_algorithm_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The custom algorithm learns with the trainer, builder and buffer of SAC."""
     monkeypatch.chdir(tmp_path)
     result = run("run", total_steps=3000)

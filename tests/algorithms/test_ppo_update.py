@@ -48,7 +48,7 @@ def recorded(**settings):
 
 
 @pytest.mark.parametrize(("target_kl", "low", "high"), [(1e-6, 1, 1), (0.004, 2, 5), (1e9, 6, 6)])
-def test_the_minibatch_that_moves_too_far_is_not_applied(target_kl, low, high):
+def test_target_kl_stops_before_the_step(target_kl, low, high):
     """Passes end before the step of the first minibatch whose KL estimate is too large.
 
     The next update runs new passes.
@@ -81,7 +81,7 @@ ADAPTIVE = {"adaptive_kl": 0.0078125, "start": 0.0625, "min": 0.03125, "max": 0.
         (3, 0.125, {"gradient_accumulation": 2, "n_minibatches": 4}),
     ],
 )
-def test_the_learning_rate_follows_the_divergence(updates, start, settings):
+def test_learning_rate_follows_the_kl_divergence(updates, start, settings):
     """The rate may change by a factor of 1.5 once per step, except the first of an update.
 
     The reference computes all rates from the log-ratios, as the definition says.
@@ -110,7 +110,7 @@ def test_the_learning_rate_follows_the_divergence(updates, start, settings):
         assert all(rates[1] == 0.5 * rates[0] for rates in learner.rates)
 
 
-def test_each_module_has_its_own_learning_rate():
+def test_learning_rates_of_modules_are_separate():
     """Each module's learning rate follows its KL divergence; a constant rate does not change."""
     models = {name: make_problem("gaussian")[0] for name in ("fast", "slow", "plain")}
     rollout = replace(make_problem("gaussian")[1], log_probs=None)
@@ -128,7 +128,7 @@ def wide(learner, module_id, batch, statistics):
 
 
 @pytest.mark.parametrize("name", ["gaussian", "dict_action"])
-def test_a_free_deviation_is_not_stuck_at_a_limit(name):
+def test_free_log_std_leaves_its_limit(name):
     """Large steps stop at the limits of the std, and the first step back leaves a limit."""
     limits = {"name": "diagonal_gaussian", "log_std_min": -0.5, "log_std_max": 0.0}
     model, rollout, _ = make_problem(name, distributions={"Box": limits})
@@ -147,7 +147,7 @@ class Plain(PPOLearner):
         return -(log_probs * advantages).mean()
 
 
-def test_a_custom_policy_loss_keeps_the_bound_and_the_metrics_of_ppo():
+def test_custom_policy_loss_keeps_target_kl_and_metrics():
     """`target_kl` ends the passes, and KL divergence and clip fraction are reported."""
     model, rollout, _ = make_problem()
     learner = Plain(model, make_config("ppo", target_kl=1e-6, batch_size=6, lr=0.01))
@@ -157,14 +157,14 @@ def test_a_custom_policy_loss_keeps_the_bound_and_the_metrics_of_ppo():
     assert 0.0 <= row["train/clip_fraction"] <= 1.0
 
 
-def test_ratios_are_one_in_the_first_minibatch_only():
+def test_only_the_first_minibatch_has_ratios_of_one():
     """Only the first minibatch of an update has ratios of 1."""
     learner, _ = recorded()
     assert float(learner.log_ratios[0].abs().max()) < 1e-12
     assert all(float(x.abs().max()) > 1e-4 for x in learner.log_ratios[1:])
 
 
-def test_ratios_are_those_to_the_policy_that_acted():
+def test_ratios_use_recorded_log_probs():
     """Recorded log-probabilities are used, because the acting policy may be older."""
     model, rollout, _ = make_problem("gaussian")
     older = torch.linspace(-3.0, 1.0, N, dtype=torch.float64)
@@ -190,7 +190,7 @@ def test_every_sample_appears_once_per_pass(batch_size, passes):
 
 
 @pytest.mark.parametrize("count", [1, 4, N])
-def test_minibatches_by_count(count):
+def test_n_minibatches_differ_in_size_by_at_most_one(count):
     """18 samples are split into 4 minibatches of 5, 5, 4 and 4; `batch_size` is ignored."""
     settings = {"n_minibatches": count, "n_optimization_epochs": 3, "batch_size": 5}
     row, _ = compare("ppo", make_problem(), **settings)
@@ -200,7 +200,7 @@ def test_minibatches_by_count(count):
     assert sizes == 3 * {1: [N], 4: [5, 5, 4, 4], N: [1] * N}[count]
 
 
-def test_there_are_no_empty_minibatches():
+def test_no_minibatch_is_empty():
     """A rollout with fewer transitions than `n_minibatches` has one minibatch per transition."""
     model, rollout, _ = make_problem()
     gaps = torch.ones(T, B, dtype=torch.bool)
@@ -211,7 +211,7 @@ def test_there_are_no_empty_minibatches():
 
 
 @pytest.mark.parametrize(("settings", "count"), [({}, 7), ({"sequence_length": 16}, 2)])
-def test_a_trial_has_as_many_minibatches_as_it_can(settings, count):
+def test_fast_dev_run_limits_n_minibatches(settings, count):
     """A dry run has at most one minibatch per sequence of its short rollout."""
     config = PPOAlgorithmConfig(n_rollout_steps=32, n_minibatches=7, **settings)
     trial = config.shortened()
@@ -219,7 +219,7 @@ def test_a_trial_has_as_many_minibatches_as_it_can(settings, count):
     trial.check_concurrency(1)
 
 
-def test_modules_learn_side_by_side():
+def test_modules_update_as_if_alone():
     """Each module gets the same update as alone; a module without transitions does not change."""
     names = ("discrete", "gaussian", "dict_obs")
     problems = {name: make_problem(name) for name in names}
@@ -238,7 +238,7 @@ def test_modules_learn_side_by_side():
         assert torch.equal(param, before[name])
 
 
-def test_a_policy_that_moves_too_far_stops_alone():
+def test_target_kl_applies_per_module():
     """`target_kl` applies to each module separately, in any order of modules."""
     settings = {"target_kl": 0.001, "batch_size": N, "max_grad_norm": 0.0}
     rollout = replace(make_problem()[1], log_probs=None)
@@ -264,7 +264,7 @@ def test_a_policy_that_moves_too_far_stops_alone():
             assert_same_weights(model, alone[name])
 
 
-def test_rewards_are_scaled_by_those_of_transitions():
+def test_reward_scaling_ignores_invalid_rows():
     """Rewards of ignored rows do not affect the columns of transitions."""
     model, rollout, _ = make_problem(ignoring=True)
     spoiled = replace(rollout, rewards=torch.where(rollout.valid, rollout.rewards, 1e30))
@@ -276,7 +276,7 @@ def test_rewards_are_scaled_by_those_of_transitions():
         assert torch.equal(column, columns[1][name])
 
 
-def test_value_clipping_needs_a_scalar_critic():
+def test_value_clipping_with_categorical_critic_raises():
     """Value clipping with a categorical critic raises ConfigError."""
     model = make_problem(value_support=[-3, 3])[0]
     with pytest.raises(ConfigError, match=r"algorithm\.value_clip_range = 0\.2.*value_support"):

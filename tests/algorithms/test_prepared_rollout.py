@@ -60,7 +60,7 @@ ROLLOUTS = (st.integers(1, 4), st.integers(1, 3), st.floats(0.0, 0.8), st.intege
 
 @settings(max_examples=50, deadline=None)
 @given(*ROLLOUTS)
-def test_single_transitions(steps, num_envs, share, seed):
+def test_prepared_transitions_are_single_units(steps, num_envs, share, seed):
     """Every transition is one unit, and there are no other units."""
     rollout = numbered_rollout(steps, num_envs, seed, share)
     prepared = PreparedRollout(rollout, columns_of(rollout), 3)
@@ -82,7 +82,7 @@ def test_single_transitions(steps, num_envs, share, seed):
 
 @settings(max_examples=80, deadline=None)
 @given(*ROLLOUTS, st.integers(1, 3))
-def test_sequences(windows, num_envs, share, seed, length):
+def test_prepared_sequences_keep_order_states_and_resets(windows, num_envs, share, seed, length):
     """Sequences are in time order and have the right hidden states and resets."""
     steps = windows * length
     rollout = numbered_rollout(steps, num_envs, seed, share, memory=True)

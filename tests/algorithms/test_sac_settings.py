@@ -33,7 +33,7 @@ def batch(reward=1.0):
     return Transitions(zeros, zeros, reward * ones, ones, zeros, torch.arange(N))
 
 
-def test_temperatures_do_not_decay():
+def test_weight_decay_excludes_temperatures():
     """Weight decay would pull the temperature to 1, so it only applies to networks."""
     decaying = {"_target_": "torch.optim.SGD", "weight_decay": 0.5}
     learner = make_learner(lr=1e-3, entropy_coef=0.1, optimizer=decaying)
@@ -78,7 +78,7 @@ def new(learner):
     ("add", "expected"), [(copied, 0.3), (frozen_then_trained, 0.3), (given, 0.3), (new, 0.1)]
 )
 @pytest.mark.parametrize("entropy_tuning", [True, False])
-def test_temperatures_of_a_trained_module_are_kept(add, expected, entropy_tuning):
+def test_new_module_starts_with_configured_temperature(add, expected, entropy_tuning):
     """A new module starts with the configured temperature; without tuning every module has it."""
     learner = make_learner(entropy_coef=0.1, entropy_tuning=entropy_tuning)
     add(learner)
@@ -86,7 +86,7 @@ def test_temperatures_of_a_trained_module_are_kept(add, expected, entropy_tuning
     assert temperatures.item() == pytest.approx(expected if entropy_tuning else 0.1)
 
 
-def test_errors_for_priorities_are_means_of_sizes(monkeypatch):
+def test_td_errors_are_mean_absolute_errors_over_critics(monkeypatch):
     """TD errors are mean absolute errors over critics, so opposite signs do not cancel."""
     learner = make_learner()
     errors = torch.tensor([[1.0, -2.0], [-1.0, 3.0]])

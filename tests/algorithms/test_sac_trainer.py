@@ -149,7 +149,7 @@ def test_gradient_steps_follow_transitions(
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])
-def test_lost_steps_are_no_transitions(num_envs: int) -> None:
+def test_dropped_steps_are_not_counted(num_envs: int) -> None:
     """Lost steps count neither as steps, nor for warm-up, nor for gradient steps."""
     changes = {"algorithm.on_non_finite": "skip", "algorithm.n_rollout_steps": 4}
     with sac(num_envs, {"lost_every": 3}, **changes) as (trainer, envs):
@@ -166,7 +166,7 @@ def test_lost_steps_are_no_transitions(num_envs: int) -> None:
     assert taken[-1] > 0
 
 
-def test_an_environment_that_is_always_lost_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_that_always_drops_episodes_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error is raised in training and while collecting statistics before training."""
     monkeypatch.setattr("maze_train.training.trainer.MAX_LOST_UPDATES", 3)
     skip = {"algorithm.on_non_finite": "skip"}
@@ -182,7 +182,7 @@ def test_an_environment_that_is_always_lost_ends_the_run(monkeypatch: pytest.Mon
         pass
 
 
-def test_steps_that_are_left_out_give_no_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipped_steps_change_no_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     """With `skip`, non-finite errors neither change priorities nor end the run."""
     changes = {"algorithm.on_non_finite": "skip", "algorithm.replay_buffer": PRIORITISED}
     with sac(**changes) as (trainer, _):
@@ -216,7 +216,7 @@ def sharpen(trainer: Any) -> None:
         bias.copy_(torch.tensor([20.0, -20.0]))
 
 
-def test_the_first_actions_are_uniform() -> None:
+def test_warm_up_actions_are_uniform() -> None:
     """Warm-up actions are uniform over the bounds; afterwards the policy acts."""
     changes = {"algorithm.initial_buffer_size": 1000, "algorithm.lr": 1e-9}
     with sac(2, **changes) as (trainer, envs):
@@ -231,7 +231,7 @@ def test_the_first_actions_are_uniform() -> None:
     np.testing.assert_allclose(later, 1.0, atol=1e-3)
 
 
-def test_first_actions_that_are_held() -> None:
+def test_initial_action_repeat_repeats_actions() -> None:
     """`initial_action_repeat` repeats actions across the ends of episodes and updates."""
     changes = {
         "algorithm.initial_action_repeat": 3,
@@ -271,7 +271,7 @@ DEMONSTRATIONS = {"_target_": "test_sac_trainer.demonstrations", "n_steps": 30}
     ("mode", "has_demonstrations", "lost_every"),
     [("running", False, 0), ("running", True, 7), ("estimated", True, 0), ("estimated", False, 7)],
 )
-def test_statistics_are_those_of_what_was_acted_on(
+def test_statistics_cover_demonstrations_and_steps(
     mode: str, has_demonstrations: bool, lost_every: int
 ) -> None:
     """Statistics cover demonstrations, steps before training and, if `running`, training steps."""
@@ -305,7 +305,7 @@ def test_statistics_are_those_of_what_was_acted_on(
     np.testing.assert_allclose(normalizer.var.numpy(), obs.var(0), rtol=1e-8)
 
 
-def test_demonstrations_count_for_the_initial_phase() -> None:
+def test_demonstrations_replace_warm_up_steps() -> None:
     """With enough demonstrations the policy acts at once; they do not count as steps of the run."""
     changes = {
         "algorithm.initial_demonstration_trajectories": DEMONSTRATIONS,

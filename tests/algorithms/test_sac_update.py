@@ -186,7 +186,7 @@ def test_target_networks_follow_without_a_trainable_policy():
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_an_update_is_that_of_the_papers(name):
+def test_sac_update_matches_the_papers(name):
     """Losses and all parameters match after three gradient steps."""
     # Near-zero gradients of convolutions are rounding errors, which would change later steps.
     moved = compare(name, steps=1 if name == "image" else 3)
@@ -212,13 +212,13 @@ DELAYS = {"policy_update_interval": 2, "target_update_interval": 3}
     ],
     ids=str,
 )
-def test_settings_change_what_they_say(name, settings):
+def test_sac_settings_match_the_reference(name, settings):
     """Numbers of critics, learning rates, delays, weights and networks match the reference."""
     moved = compare(name, **settings)
     assert ("log_temperatures" in moved) is settings.get("entropy_tuning", True)
 
 
-def test_a_critic_of_ones_own_that_does_not_fit_is_refused():
+def test_invalid_custom_critic_raises():
     """A wrong output size and a class without an action input raise ConfigError."""
     for name, message in (("Wrong", "output_size"), ("OwnPolicy", "refuse|argument|action_size")):
         node = {"_target_": f"{__name__}.{name}"}
@@ -226,7 +226,7 @@ def test_a_critic_of_ones_own_that_does_not_fit_is_refused():
             make_model(BOX, REACH, critic=node)
 
 
-def test_gradients_are_finite_where_actions_are_saturated():
+def test_gradients_of_saturated_actions_are_finite():
     """Gradients are finite if stored actions and policy actions lie on the bounds."""
     model = make_model(BOX, REACH)
     with torch.no_grad():

@@ -51,7 +51,7 @@ def as_product(rollout, obs):
     )
 
 
-def test_losses_and_weights_equal_those_of_the_learner(example):
+def test_single_file_losses_and_weights_equal_the_learner(example):
     """Losses and weights match after four epochs with termination, truncation and clipping."""
     args = example.Args(num_envs=4, num_steps=64, num_epochs=4, batch_size=256, entropy_coef=0.01)
     torch.manual_seed(0)
@@ -84,7 +84,7 @@ def test_losses_and_weights_equal_those_of_the_learner(example):
     )
 
 
-def test_the_example_trains(example, capsys):
+def test_single_file_example_trains(example, capsys):
     """Two updates print one line each and return the mean return of ended episodes."""
     agent, curve = example.train(example.Args(total_steps=512, num_envs=4, num_steps=64))
     assert isinstance(agent, example.Agent)
@@ -93,7 +93,7 @@ def test_the_example_trains(example, capsys):
     assert capsys.readouterr().out.count("policy_loss") == 2
 
 
-def test_it_is_short():
+def test_single_file_example_is_short():
     """The example has at most 250 lines and does not import this package."""
     text = EXAMPLE.read_text()
     assert len(text.splitlines()) <= 250

@@ -120,7 +120,7 @@ class SlowTD3:
     ],
     ids=["td3", "several parts", "three critics", "ddpg", "joint 1", "joint 2", "joint 3"],
 )
-def test_updates_are_those_of_the_paper(spaces_of, settings, weights):
+def test_td3_updates_match_the_paper(spaces_of, settings, weights):
     """Statistics, parameters and targets match after each of five gradient steps."""
     config = TD3AlgorithmConfig(**{**SETTINGS, **settings})
     sizes = ModelConfig(hidden_sizes=[6, 5], branch_size=3)
@@ -152,7 +152,7 @@ def test_updates_are_those_of_the_paper(spaces_of, settings, weights):
 # -- exploration ---------------------------------------------------------------------------------
 
 
-def test_noise_explores_around_the_mode():
+def test_exploration_noise_has_the_configured_std():
     """Actions have the configured std and stay within bounds; a std of 0 gives the mode."""
     space = spaces.Box(np.array([-3.0, 0.0], np.float32), np.array([1.0, 9.0], np.float32))
     family = NoisyActions(space, 0.3)
@@ -169,7 +169,7 @@ def test_noise_explores_around_the_mode():
     assert torch.equal(NoisyActions(space, 0.0).sample(params, noise), family.mode(params))
 
 
-def test_densities_are_those_before_clipping():
+def test_noise_densities_ignore_clipping():
     """Densities match torch.distributions; a deterministic policy has no density."""
     space = spaces.Box(-2.0, 6.0, (2,), np.float64)
     family = NoisyActions(space, 0.3)
@@ -216,7 +216,7 @@ def test_evaluations_act_without_noise(tmp_path, setting, at_last):
     assert bool((policy.act(obs, False) == policy.act(obs)).all()) == (stddev == 0.0)
 
 
-def test_noise_is_a_weight_only_where_it_changes():
+def test_constant_noise_is_not_stored():
     """Constant noise is not stored, so checkpoints of constant noise contain networks only."""
     constant, changing = (
         build_td3(ModelConfig(), BOX, REACH, 1, noise_stddev=noise).state_dict().keys()

@@ -42,7 +42,7 @@ def test_kwargs_and_time_limit_of_registered_id():
     assert cuts == [False, False, True]
 
 
-def test_own_environment_by_path():
+def test_env_target_gets_kwargs_limit_and_wrappers():
     """A target gets its kwargs, a time limit, and wrappers from the inside out."""
     wrapper = {"_target_": "toy_envs.AddOne", "amount": 2.0}
     config = EnvConfig(
@@ -59,7 +59,7 @@ def test_own_environment_by_path():
     assert [env.step(0)[3] for _ in range(4)] == [False, False, False, True]
 
 
-def test_python_callables():
+def test_env_factory_accepts_classes_and_functions():
     """Classes, functions and factories are accepted; keyword arguments are added."""
     factory = EnvFactory.from_any(CountingEnv, length=3)
     assert pickle.loads(pickle.dumps(factory))().length == 3
@@ -128,7 +128,7 @@ TIME_AWARE = "gymnasium.wrappers.TimeAwareObservation"
     ],
     ids=str,
 )
-def test_settings_that_can_not_be_meant(settings, words):
+def test_invalid_env_settings_raise(settings, words):
     """Invalid settings raise an error that names the key and the nearest valid value."""
     with pytest.raises((ConfigError, EnvError), match=words):
         EnvFactory(EnvConfig(**settings))()
@@ -138,7 +138,7 @@ def test_settings_that_can_not_be_meant(settings, words):
     ("text", "extra"), [("Box2D is not installed", "box2d"), ("MuJoCo is too old", "mujoco")]
 )
 @pytest.mark.parametrize("is_installed", [False, True])
-def test_missing_dependency_has_a_remedy(monkeypatch, text, extra, is_installed):
+def test_missing_env_package_names_its_extra(monkeypatch, text, extra, is_installed):
     """For a missing package the error names the extra that installs it, but not if it is installed.
 
     Installing the extra would replace an installed package by another version.
@@ -184,7 +184,7 @@ HINT = "on a machine without a display set PYGLET_HEADLESS=1 or SDL_VIDEODRIVER=
     ],
 )
 @pytest.mark.parametrize("form", ["id", "target", "native", "hydra"])
-def test_a_module_that_cannot_be_imported_is_one_message(modules, module, problem, form):
+def test_failed_env_import_is_one_message(modules, module, problem, form):
     """The error of a failed import names the line, with a hint if a display is missing."""
     settings = {"target": f"{module}.Env"} if form == "target" else {"id": f"{module}:Env-v0"}
     config = EnvConfig(**settings, backend="native" if form == "native" else "gymnasium")
@@ -197,7 +197,7 @@ def test_a_module_that_cannot_be_imported_is_one_message(modules, module, proble
     assert not failed_in_user_code(caught.value)
 
 
-def test_an_id_that_a_script_registered():
+def test_id_registered_by_a_script_names_the_remedy():
     """If only the script registered an id, the error of a worker says where to register it."""
     gymnasium.register("Mine-v0", entry_point=CountingEnv)
     try:
@@ -209,7 +209,7 @@ def test_an_id_that_a_script_registered():
         gymnasium.registry.pop("Mine-v0")
 
 
-def test_what_an_installed_environment_says_is_one_line(monkeypatch):
+def test_environment_error_messages_are_shortened(monkeypatch):
     """Error messages of installed environments are shortened, since they may quote a file."""
     text = "XML error:\nsecret " * 100
 
@@ -310,7 +310,7 @@ REFUSING = [{"_target_": InlineObject(refusing)}]
         ),
     ],
 )
-def test_what_was_built_is_closed_where_the_next_step_fails(build):
+def test_failed_construction_closes_built_environments(build):
     """If construction fails, all environments already built are closed."""
     opened = OpenEnv.opened
     with pytest.raises(MazeTrainError):

@@ -52,7 +52,7 @@ def test_parameters_become_views_of_one_vector():
 
 
 @pytest.mark.parametrize("part", ["whole", "layer"])
-def test_gradients_come_back_after_a_foreign_zero_grad(part):
+def test_zero_grad_restores_gradients_set_to_none(part):
     """The next `zero_grad` restores gradients that `module.zero_grad()` has set to None."""
     net = make_net()
     flat = FlatParameters(list(net.parameters()))
@@ -65,14 +65,14 @@ def test_gradients_come_back_after_a_foreign_zero_grad(part):
     assert flat.grad.any()
 
 
-def test_mixed_types_are_refused():
+def test_flat_parameters_of_mixed_dtypes_raise():
     """All parameters must have the same dtype."""
     params = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2, dtype=torch.float64))]
     with pytest.raises(ValueError, match="one dtype and one device"):
         FlatParameters(params)
 
 
-def test_deep_copies_and_files_are_those_of_ordinary_modules():
+def test_copies_and_files_of_flat_modules_are_ordinary():
     """Copies of a flattened module are independent; files contain the weights once."""
     net = make_net()
     FlatParameters(list(net.parameters()))

@@ -36,7 +36,7 @@ def total_norm(grads):
 
 @pytest.mark.parametrize("bound", [0.1, 1.0, 100.0])
 @pytest.mark.parametrize("by", ["global_norm", "norm", "value"])
-def test_equals_the_functions_of_torch(by, bound):
+def test_gradient_clipping_matches_torch(by, bound):
     """Each mode matches torch.nn.utils; the norm before clipping is returned."""
     ours = gradients()
     params = as_params(ours)
@@ -55,7 +55,7 @@ def test_equals_the_functions_of_torch(by, bound):
 
 
 @pytest.mark.parametrize("by", ["global_norm", "norm", "value"])
-def test_gradients_that_are_small_or_zero_stay(by):
+def test_small_or_zero_gradients_are_not_clipped(by):
     """Gradients below the bound are bit-for-bit unchanged; a zero norm causes no division by 0."""
     zeros = [torch.zeros(3), torch.zeros(2, 2)]
     for bound, before in ((1e9, gradients()), (0.0, gradients()), (0.5, zeros)):
@@ -73,7 +73,7 @@ def parameter(*gradient):
     return param
 
 
-def test_parameters_without_a_gradient_count_nothing():
+def test_gradient_norm_ignores_missing_gradients():
     """The norm of 3, 4 and 12 is 13; without gradients it is 0."""
     params = [parameter(), parameter(3.0, -4.0), parameter(), parameter(12.0)]
     assert compute_gradient_norm(iter(params)) == 13.0
@@ -82,7 +82,7 @@ def test_parameters_without_a_gradient_count_nothing():
         assert (type(norm), norm) == (float, 0.0)
 
 
-def test_the_host_waits_once(monkeypatch):
+def test_gradient_clipping_reads_one_value(monkeypatch):
     """A single value is read from the device, regardless of the number of parameters."""
     reads = []
     read = torch.Tensor.__float__

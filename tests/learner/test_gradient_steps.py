@@ -63,7 +63,7 @@ class HalfBad(LineLearner):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["SGD", "Rprop"])
-def test_entries_that_are_not_finite_can_count_zero(name, bad):
+def test_non_finite_entries_can_be_zeroed(name, bad):
     """Only non-finite entries are replaced by 0; clipping ignores them."""
     settings = {"batch_size": 10, "max_grad_norm": 0.5, "on_non_finite": "zero"}
     learner = HalfBad(
@@ -112,7 +112,7 @@ def test_gradients_of_minibatches_are_averaged(name, count, groups):
     assert calls == ["apply", "after step"] * math.ceil(3 / count)
 
 
-def test_a_module_that_has_fewer_minibatches_takes_the_mean_of_its_own():
+def test_gradients_are_averaged_per_module():
     """Each optimizer averages over the minibatches of its module."""
     modules = {"a": make_module(0), "b": make_module(1)}
     learner = LineLearner(modules, optimizer=SGD, gradient_accumulation=2)
@@ -129,7 +129,7 @@ def test_a_module_that_has_fewer_minibatches_takes_the_mean_of_its_own():
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_a_group_with_a_gradient_that_is_not_finite_is_left_out():
+def test_accumulated_step_with_non_finite_gradient_is_skipped():
     """The whole step of the group is skipped; the next group starts from zero."""
     settings = {"on_non_finite": "skip", "optimizer": SGD}
     learner = LineLearner(make_module(), batch_size=2, gradient_accumulation=2, **settings)
@@ -162,7 +162,7 @@ def test_no_step_follows_a_stop_during_accumulation(others):
     assert torch.equal(*(get_flat_parameters(m) for m in (modules["a"], make_module())))
 
 
-def test_an_update_that_failed_leaves_no_gradient_to_the_next():
+def test_failed_update_discards_accumulated_gradients():
     """Gradients accumulated before an error are discarded."""
 
     class Failing(LineLearner):
@@ -191,7 +191,7 @@ class Hooked(LineLearner):
         self.note(f"end {number}")
 
 
-def test_the_hook_of_minibatches_comes_after_each():
+def test_after_minibatch_is_called_for_each_minibatch():
     """`after_minibatch` is called with and without a gradient step."""
     learner = Hooked(make_module(), batch_size=4, gradient_accumulation=2)
     learner.update(make_data(), Progress())
@@ -213,7 +213,7 @@ class Watched(nn.Linear):
 
 
 @pytest.mark.parametrize("name", ["none", "bfloat16", "float16"])
-def test_layers_compute_in_the_type_of_autocast(name):
+def test_autocast_keeps_the_dtype_of_weights(name):
     """Weights keep their dtype and are close to those of float32 training."""
     torch.manual_seed(0)
     module = Watched()
@@ -234,7 +234,7 @@ def test_layers_compute_in_the_type_of_autocast(name):
     assert rows[-2]["train/grad_norm"] == pytest.approx(rows[-1]["train/grad_norm"], rel=0.5)
 
 
-def test_overflows_lower_the_scale_where_gradients_are_zeroed_too():
+def test_overflows_lower_the_loss_scale_with_zero_gradients():
     """Overflows are not replaced by 0: the steps equal `skip`."""
     learners = {}
     for how in ("skip", "zero"):
@@ -252,7 +252,7 @@ def test_overflows_lower_the_scale_where_gradients_are_zeroed_too():
     assert (row["train/zeroed_gradients"], row["train/gradient_steps"]) == (3.0, 1.0)
 
 
-def test_the_scale_of_losses_falls_at_once_and_grows_slowly():
+def test_loss_scale_falls_at_once_and_grows_slowly():
     """The scale does not fall below 1."""
     scaler, fits, overflows = LossScaler(torch.device("cpu")), torch.zeros(()), torch.ones(())
     assert scaler.scale == 2.0**16
@@ -269,7 +269,7 @@ def test_the_scale_of_losses_falls_at_once_and_grows_slowly():
     assert scaler.scale == 2.0
 
 
-def test_a_loss_that_is_not_finite_ends_training_with_a_scale_too():
+def test_non_finite_loss_raises_with_loss_scale_1():
     """The error is raised once the scale has reached 1."""
     learner = LineLearner(make_module(), batch_size=1, autocast="float16")
     data = make_data()

@@ -68,7 +68,7 @@ def test_one_component_is_restored(component, tmp_path):
     assert same(other.state_dict(), expected)
 
 
-def test_training_goes_on_exactly_from_a_file(tmp_path):
+def test_learner_continues_exactly_from_a_file(tmp_path):
     """Six updates equal three updates, a file, and three updates of another learner."""
     straight = train(make_learner(), 0, 6)
     train(make_learner(), 0, 3).save_to_path(str(tmp_path / "state"))
@@ -82,7 +82,7 @@ def test_training_goes_on_exactly_from_a_file(tmp_path):
     assert b"TwoOptimizers" not in (tmp_path / "state").read_bytes()
 
 
-def test_what_is_left_out_stays(tmp_path):
+def test_missing_components_do_not_change(tmp_path):
     """A file without optimizers does not change the optimizers."""
     source, target = train(make_learner(), 0, 3), train(make_learner(5), 0, 2)
     before = target.get_state(["optimizers"])
@@ -94,7 +94,7 @@ def test_what_is_left_out_stays(tmp_path):
         target.restore_from_path(tmp_path / "state", "optimizers")
 
 
-def test_files_that_do_not_fit_change_nothing(tmp_path):
+def test_invalid_learner_files_change_nothing(tmp_path):
     """Files with other modules or damage raise an error without changes."""
     learner = train(make_learner(), 0, 1)
     before = learner.state_dict()

@@ -47,7 +47,7 @@ def updated(learner, **experience):
 
 
 @pytest.mark.parametrize("module_id", ["default", "a"])
-def test_terms_are_summed_and_reported(module_id):
+def test_loss_terms_are_summed_and_reported(module_id):
     """The step uses the sum; each term is reported as a mean over minibatches by module."""
     module = make_module()
     learner = InTerms({module_id: module}, batch_size=10, optimizer={"_target_": "torch.optim.SGD"})
@@ -66,7 +66,7 @@ def test_terms_are_summed_and_reported(module_id):
 
 
 @pytest.mark.parametrize("terms", [False, True])
-def test_a_module_brings_its_own_loss(terms):
+def test_module_loss_replaces_the_loss_of_its_module_only(terms):
     """The loss of a module does not affect the losses of other modules."""
     node = {"_target_": f"{OWN}.own_loss", "scale": 7.0}
     learner = LineLearner(
@@ -90,7 +90,7 @@ def test_a_module_brings_its_own_loss(terms):
 
 
 @pytest.mark.parametrize("terms", [False, True])
-def test_a_loss_by_configuration_takes_the_place_of_the_learners(terms):
+def test_configured_loss_function_replaces_the_loss(terms):
     """The function gets learner, module id, minibatch, statistics and keyword arguments."""
     node = {"_target_": f"{OWN}.own_loss", "scale": 2.0, "terms": terms}
     sgd = {"_target_": "torch.optim.SGD"}
@@ -109,7 +109,7 @@ def test_a_loss_by_configuration_takes_the_place_of_the_learners(terms):
         ({"_target_": f"{OWN}.OWN"}, r"_target_ = .*: expected a class or function"),
     ],
 )
-def test_a_loss_that_is_none_is_refused(node, message):
+def test_invalid_loss_function_raises(node, message):
     """An invalid loss raises an error when the learner is constructed."""
     with pytest.raises(ConfigError, match=message):
         LineLearner(make_module(), loss_function=node)

@@ -36,7 +36,7 @@ def alone(first=0, count=3, start=None):
     return weights(learner, "default")
 
 
-def test_modules_come_and_go_in_the_middle_of_training():
+def test_modules_can_be_added_and_removed_during_training():
     """Each module learns as if alone; a module that is added again has a new optimizer state."""
     learner = LineLearner({"a": make_module(0)}, batch_size=10)
     train(learner, "a")
@@ -60,7 +60,7 @@ def test_modules_come_and_go_in_the_middle_of_training():
     torch.testing.assert_close(weights(learner, "a"), weights(only, "a"), rtol=1e-5, atol=1e-6)
 
 
-def test_a_module_is_made_from_a_function_or_from_weights():
+def test_modules_are_added_from_functions_or_weights():
     """Weights are loaded into a copy of another module, which is unchanged."""
     learner = LineLearner({"a": make_module(0)})
     made = learner.add_module("made", lambda: make_module(1))
@@ -78,7 +78,7 @@ def test_a_module_is_made_from_a_function_or_from_weights():
     assert not torch.equal(of_frozen.weight, make_module(3).weight)
 
 
-def test_frozen_modules_are_taken_as_they_are():
+def test_frozen_modules_need_no_attributes():
     """Frozen modules need no attributes, have no optimizer and are not trained."""
 
     class Asks(LineLearner):
@@ -99,7 +99,7 @@ def test_frozen_modules_are_taken_as_they_are():
 
 
 @pytest.mark.parametrize("name", ["policy", "distribution", "update_targets", None])
-def test_the_missing_name_is_named(name):
+def test_module_without_required_attributes_raises(name):
     """The error names missing attributes and methods."""
 
     class Asks(LineLearner):
@@ -115,7 +115,7 @@ def test_the_missing_name_is_named(name):
         Asks(module)
 
 
-def test_submodules_and_buffers_are_attributes():
+def test_policy_is_found_among_submodules():
     """The policy is found among submodules, and its free parameters are limited."""
     settings = ModelConfig(
         hidden_sizes=[4],
@@ -138,7 +138,7 @@ def test_submodules_and_buffers_are_attributes():
     [["a"], {"a"}, lambda module_id, experience: len(experience) > 6],
     ids=["list", "set", "function"],
 )
-def test_policies_to_train_choose_who_learns(chosen):
+def test_policies_to_train_selects_modules(chosen):
     """`policies_to_train` is a collection, a function of the experience, or None for all."""
     learner = LineLearner({"a": make_module(0), "b": make_module(1)})
     learner.policies_to_train = chosen
@@ -154,7 +154,7 @@ def test_policies_to_train_choose_who_learns(chosen):
     assert not torch.equal(weights(learner, "b"), before["b"])
 
 
-def test_a_module_that_does_not_fit_changes_nothing():
+def test_invalid_module_changes_nothing():
     """Invalid ids, weights and optimizers raise an error without changes."""
     learner = LineLearner({"a": make_module(0)})
     shared = nn.Sequential(learner.modules["a"])
@@ -182,7 +182,7 @@ class Weighted(LineSettings):
     weight: float | Schedule = 1.0
 
 
-def test_a_removed_module_leaves_no_settings():
+def test_removed_module_leaves_no_settings():
     """Schedules of a removed module are freed; a new module starts with default settings."""
 
     class Scheduled(LineLearner):
@@ -198,7 +198,7 @@ def test_a_removed_module_leaves_no_settings():
     assert learner.config_of("b") is learner.config_of("c")
 
 
-def test_overrides_in_the_settings_apply_to_a_module_that_is_added_again():
+def test_overrides_apply_to_a_module_added_again():
     """Before and after a change of settings; overrides of `add_module` are added to them."""
 
     class WithWeight(LineLearner):
@@ -214,7 +214,7 @@ def test_overrides_in_the_settings_apply_to_a_module_that_is_added_again():
             learner.modules.change_settings(learner.config)
 
 
-def test_the_state_of_other_modules_is_refused():
+def test_state_of_other_modules_raises():
     """The error explains which modules to add or remove before loading."""
     learner = LineLearner({"a": make_module(0)})
     learner.add_module("b", make_module(1))
@@ -222,7 +222,7 @@ def test_the_state_of_other_modules_is_refused():
         LineLearner({"a": make_module(2)}).load_state_dict(learner.state_dict())
 
 
-def test_optimizers_are_found_by_module_and_name():
+def test_unknown_optimizer_raises():
     """An unknown optimizer is named in the error."""
     learner = LineLearner({"default": make_module(0), "b": make_module(1)})
     found = learner.get_optimizer("b")

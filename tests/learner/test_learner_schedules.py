@@ -11,14 +11,14 @@ from maze_train.learner.config import Progress, Schedule, check_schedule, schedu
 from maze_train.learner.optimizers import adapted_rate
 
 
-def test_a_number_is_its_own_schedule():
+def test_constant_schedule_ignores_progress():
     """A constant does not depend on the progress."""
     assert scheduled_value(0.3, Progress()) == 0.3
     assert scheduled_value(0.3, Progress(10**9, 10**6, 5, 0.99)) == 0.3
 
 
 @pytest.mark.parametrize(("total", "per_update"), [(100, 10), (100, 30), (1, 10)])
-def test_linear_decay_starts_full_and_never_reaches_its_end(total, per_update):
+def test_linear_schedule_never_reaches_its_end(total, per_update):
     """In update k of n, the value is 1 - (k - 1) / n of the initial rate."""
     schedule = Schedule(start=1e-3, end=0.0)
     values, steps = [], 0
@@ -38,7 +38,7 @@ def test_linear_decay_starts_full_and_never_reaches_its_end(total, per_update):
         ("updates", Progress(updates=150)),
     ],
 )
-def test_points_are_counted_by_what_is_told(by, progress):
+def test_piecewise_schedule_uses_its_counter(by, progress):
     """A piecewise schedule uses only the counter in `by`."""
     schedule = Schedule(points=[[100, 1.0], [200, 0.5], [400, 0.1]], by=by)
     assert scheduled_value(schedule, progress) == 0.75
@@ -52,7 +52,7 @@ def values_at(schedule, *xs):
     return [scheduled_value(schedule, Progress(fraction=x)) for x in xs]
 
 
-def test_points_by_progress():
+def test_piecewise_schedule_defaults_to_progress():
     """Without `by`, x is the fraction of the run; values at points are exact."""
     schedule = Schedule(points=[[0.1, 1.0], [0.5, 3.0], [0.9, -1.0]])
     values = values_at(schedule, 0.0, 0.1, 0.2, 0.5, 0.7, 0.9, 1.0)
@@ -60,7 +60,7 @@ def test_points_by_progress():
     assert values_at(Schedule(points=[[0.3, 7.0]]), 0.0, 0.3, 0.9) == [7.0, 7.0, 7.0]
 
 
-def test_both_ends_are_exact():
+def test_linear_interpolation_is_exact_at_both_ends():
     """Linear interpolation is exact at both ends; equal ends give a constant."""
     values = values_at(Schedule(start=0.1, end=0.3), 0.0, 0.5, 1.0)
     assert values == [0.1, pytest.approx(0.2, rel=1e-12), 0.3]
@@ -90,7 +90,7 @@ def test_both_ends_are_exact():
         ({"start": 1.0, "end": 0.0, "max": 0.5}, r"max = 0.5: has no effect without adaptive_kl"),
     ],
 )
-def test_schedules_that_mean_nothing_are_refused(settings, message):
+def test_invalid_schedules_raise(settings, message):
     """Invalid schedules raise an error with an example."""
     with pytest.raises(ConfigError, match=message):
         Schedule(**settings)
@@ -105,7 +105,7 @@ def test_schedules_that_mean_nothing_are_refused(settings, message):
         ("linear_0.5", "linear_0.5"),
     ],
 )
-def test_what_is_written_is_what_was_read(given, written):
+def test_schedules_round_trip(given, written):
     """Schedules are written in short form if possible, and round trips are exact."""
     config = load_config({"env": "CartPole-v1", "algorithm": "ppo", "algorithm.lr": given})
     node = config_to_dict(config)
@@ -130,7 +130,7 @@ def test_what_is_written_is_what_was_read(given, written):
         (1e-3, float("nan"), 1e-3),
     ],
 )
-def test_an_adaptive_learning_rate(rate, divergence, expected):
+def test_adaptive_kl_changes_the_learning_rate(rate, divergence, expected):
     """The rate decreases for large and increases for small KL divergences, within its bounds."""
     rate, divergence = torch.tensor(rate, dtype=torch.float64), torch.tensor(divergence)
     assert float(adapted_rate(Schedule.from_text("adaptive_kl"), rate, divergence)) == expected
@@ -144,7 +144,7 @@ def test_an_adaptive_learning_rate(rate, divergence, expected):
         *(("sac", "critic_lr"), ("td3", "exploration_noise_stddev"), ("dqn", "epsilon")),
     ],
 )
-def test_other_settings_do_not_follow_the_divergence(algorithm, key):
+def test_adaptive_kl_of_other_settings_raises(algorithm, key):
     """`adaptive_kl` raises an error for settings other than the learning rate of PPO."""
     place = {"runner.dataset": "there"} if algorithm == "bc" else {"env": "CartPole-v1"}
     told = (
@@ -154,7 +154,7 @@ def test_other_settings_do_not_follow_the_divergence(algorithm, key):
         load_config({**place, "algorithm": algorithm, f"algorithm.{key}": "adaptive_kl"})
 
 
-def test_every_value_of_a_schedule_is_checked():
+def test_schedule_points_are_range_checked():
     """Range checks are applied to each point."""
     check_schedule("lr", Schedule(start=1.0, end=0.0), check_at_least, 0.0)
     with pytest.raises(ConfigError, match=r"^lr = -0.1: expected a number >= 0"):

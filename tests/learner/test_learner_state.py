@@ -116,7 +116,7 @@ def train(learner, experience, first, last):
 
 
 @pytest.mark.parametrize("name", LEARNERS)
-def test_a_restored_learner_continues_bit_for_bit(name, tmp_path):
+def test_restored_learner_continues_bit_for_bit(name, tmp_path):
     """Five updates, a file, and five updates of another learner equal ten updates."""
     make, experience = LEARNERS[name], EXPERIENCE.get(name, make_data)
     straight, first, second = make(0), make(0), make(1)
@@ -134,7 +134,7 @@ def test_a_restored_learner_continues_bit_for_bit(name, tmp_path):
             assert torch.equal(ours, theirs)
 
 
-def test_who_learns_is_part_of_the_state():
+def test_frozen_and_selected_modules_are_restored():
     """Frozen and selected modules are restored, including the optimizer state of frozen modules."""
     source, target = modules(0), modules(1)
     data = EXPERIENCE["modules"]
@@ -160,7 +160,7 @@ def test_who_learns_is_part_of_the_state():
     assert frozen.get_optimizer("opponent").optimizer.state
 
 
-def test_a_function_that_says_who_learns_is_no_part_of_the_state():
+def test_policies_to_train_function_is_not_saved():
     """A function `policies_to_train` must be set before the state is loaded."""
     source, target = line(0), line(1)
     source.policies_to_train = lambda module_id, experience: True
@@ -171,7 +171,7 @@ def test_a_function_that_says_who_learns_is_no_part_of_the_state():
     assert target.policies_to_train is source.policies_to_train
 
 
-def test_weights_are_copies_and_are_written_in_place():
+def test_get_weights_copies_and_set_weights_writes_in_place():
     """Returned weights are copies; `set_weights` keeps the tensors of the module."""
     learner = line(0)
     weights = learner.get_weights()

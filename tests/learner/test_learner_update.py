@@ -25,7 +25,7 @@ def two(**settings):
     return LineLearner({"a": make_module(0), "b": make_module(1)}, **settings)
 
 
-def test_calls_come_in_the_order_of_the_contract():
+def test_learner_calls_methods_in_documented_order():
     """Methods are called in the documented order; `weights_seq_no` increases before the last."""
     learner = LineLearner(with_modes(), batch_size=5)
     step = ["losses", "loss default train", "gradients", "postprocess", "apply", "after step"]
@@ -38,7 +38,7 @@ def test_calls_come_in_the_order_of_the_contract():
         assert not learner.module.training
 
 
-def test_an_update_is_plain_gradient_descent():
+def test_update_equals_plain_gradient_descent():
     """Weights, norm and number of steps match a plain PyTorch loop."""
     learner = LineLearner(make_module(), max_grad_norm=0.5, lr=0.05, seed=3)
     net, data = make_module(), make_data()
@@ -57,7 +57,7 @@ def test_an_update_is_plain_gradient_descent():
     assert row["train/learning_rate"] == 0.05
 
 
-def test_the_learning_rate_is_set_before_the_step():
+def test_learning_rate_is_set_before_the_step():
     """The first update uses the full rate, and the last update a rate above 0."""
     schedule = Schedule(start=0.5, end=0.0)
     learner = LineLearner(
@@ -73,7 +73,7 @@ def test_the_learning_rate_is_set_before_the_step():
         assert length == pytest.approx(rate * row["train/grad_norm"], rel=1e-5)
 
 
-def test_unknown_modules_are_refused_before_anything_happens():
+def test_experience_of_unknown_modules_raises():
     """Experience for unknown modules raises an error that lists the modules."""
     learner = two()
     before = weights(learner)
@@ -87,7 +87,7 @@ def test_unknown_modules_are_refused_before_anything_happens():
 
 
 @pytest.mark.parametrize("how", ["refused", "no experience"])
-def test_modules_not_to_be_updated_are_dropped(how):
+def test_unselected_modules_are_not_updated(how):
     """Experience of other modules is not preprocessed, and their momentum does not move weights."""
     learner = two()
     data = {"a": make_data(0), "b": make_data(1)}
@@ -104,7 +104,7 @@ def test_modules_not_to_be_updated_are_dropped(how):
             data = {"a": data["a"]}
 
 
-def test_a_module_without_minibatch_takes_no_step():
+def test_module_without_minibatch_takes_no_step():
     """A module without remaining samples is unchanged while other modules take steps."""
     both = two(batch_size=4)
     both.update({"a": make_data(0, size=12), "b": make_data(1, size=4)}, Progress())
@@ -113,7 +113,7 @@ def test_a_module_without_minibatch_takes_no_step():
     torch.testing.assert_close(both.modules["b"].weight, alone.modules["b"].weight)
 
 
-def test_a_stop_comes_before_the_gradient_is_applied():
+def test_stop_precedes_the_gradient_step():
     """The minibatch at which an update stops does not change the weights."""
     stopped, short = LineLearner(with_modes(), stop_at=1), LineLearner(with_modes())
     row = stopped.update(make_data(), Progress()).reduce()
@@ -136,7 +136,7 @@ def row_of_minibatch(learner, number):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
-def test_gradients_that_are_not_finite_end_training(bad):
+def test_non_finite_gradients_raise(bad):
     """The error names the update, the minibatch and possible causes.
 
     Before the first step, the learning rate is not a possible cause.
@@ -170,7 +170,7 @@ def test_gradients_that_are_not_finite_end_training(bad):
         {"_target_": "maze_train.RMSpropTF"},
     ],
 )
-def test_steps_that_are_not_finite_can_be_left_out(node, number):
+def test_non_finite_steps_can_be_skipped(node, number):
     """Skipped steps are counted; all other steps are unaffected."""
     settings = {"batch_size": 1, "max_grad_norm": 0.5, "optimizer": node}
     skipping = LineLearner(make_module(), on_non_finite="skip", **settings)
@@ -186,7 +186,7 @@ def test_steps_that_are_not_finite_can_be_left_out(node, number):
     assert torch.equal(weights(skipping), weights(others))
 
 
-def test_updates_without_a_finite_step_are_counted_on():
+def test_counter_of_skipped_updates_is_saved():
     """The counter of updates without a finite step is part of the state."""
     data = torch.full((10, 3), torch.inf)
     first, second = (LineLearner(make_module(), on_non_finite="skip") for _ in range(2))
@@ -295,7 +295,7 @@ def test_a_mapping_with_other_keys_than_module_ids_is_a_batch(way):
     assert not torch.equal(weights(learners[0]), get_flat_parameters(make_module()))
 
 
-def test_minibatches_that_are_cut_already():
+def test_update_from_iterator_equals_update():
     """`update_from_iterator` takes the same steps as `update` and requests minibatches lazily."""
     learner, other = (LineLearner(with_modes(), max_grad_norm=0.5) for _ in range(2))
     order = torch.randperm(10, generator=torch.Generator().manual_seed(0))
@@ -318,7 +318,7 @@ def test_minibatches_that_are_cut_already():
     assert not learner.module.training
 
 
-def test_one_minibatch_and_none():
+def test_update_from_batch_takes_one_step():
     """One minibatch is one step; without minibatches, only hooks are called."""
     learner = two(refused=("b",))
     before = learner.get_weights()

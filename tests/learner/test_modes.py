@@ -83,7 +83,7 @@ def normalized(mode):
     "config",
     [ModelConfig(hidden_sizes=[4], image_encoder="impala"), ModelConfig(), normalized("running")],
 )
-def test_networks_of_the_package_have_no_modes(config, space, kind):
+def test_template_networks_have_no_modes(config, space, kind):
     """Outputs of template networks are equal in training and evaluation mode."""
     model = ALL[kind](config, space, spaces.Discrete(2), 0)
     assert not has_modes(model)
@@ -102,7 +102,7 @@ def test_networks_of_the_package_have_no_modes(config, space, kind):
     ],
     ids=lambda module: type(module).__name__,
 )
-def test_some_layers_of_pytorch_have_no_modes(module):
+def test_plain_layers_of_pytorch_have_no_modes(module):
     """These layers are equal in training and evaluation mode."""
     assert not has_modes(module)
 
@@ -127,14 +127,14 @@ def test_some_layers_of_pytorch_have_no_modes(module):
     ],
     ids=lambda module: type(module).__name__,
 )
-def test_others_have_modes_or_may_have(module):
+def test_layers_with_modes_are_detected(module):
     """Dropout, batch norm and unknown modules are detected at any depth."""
     assert has_modes(module)
 
 
 @pytest.mark.parametrize("kind", BUILDERS)
 @pytest.mark.parametrize("role", ["policy", "critic"])
-def test_models_with_an_own_network_have_modes(kind, role):
+def test_custom_network_gives_the_model_modes(kind, role):
     """A single custom network is sufficient."""
     node = {"_target_": f"{__name__}.OwnAnything"}
     model = BUILDERS[kind](ModelConfig(**{role: node}), BOX, spaces.Discrete(2), 0)
@@ -152,7 +152,7 @@ class OwnAnything(nn.Module):
         return self.layer(torch.cat([obs, *actions], -1))
 
 
-def test_a_learner_switches_modules_with_modes_alone():
+def test_learner_switches_modules_with_modes_only():
     """Only modules with modes are switched, during the steps of an update."""
     learner = LineLearner({"a": Spy(), "b": QuietSpy(), "c": Spy()})
     for module in learner.modules.values():
@@ -181,7 +181,7 @@ def _precision():
 
 @pytest.mark.parametrize("outside", NAMES)
 @pytest.mark.parametrize("inside", NAMES)
-def test_the_precision_holds_in_the_block(inside, outside):
+def test_matmul_precision_is_restored(inside, outside):
     """The precision is restored after the block, also after an error."""
     torch.set_float32_matmul_precision(outside)
     for error in (None, KeyError("lost")):
@@ -193,7 +193,7 @@ def test_the_precision_holds_in_the_block(inside, outside):
         assert torch.get_float32_matmul_precision() == outside
 
 
-def test_an_unknown_precision_is_refused():
+def test_unknown_precision_raises():
     """The error lists the allowed names."""
     with pytest.raises(ConfigError, match=r"precision = 'fast'.*medium"), matmul_precision("fast"):
         pass
@@ -208,7 +208,7 @@ class Witness(LineLearner):
 
 
 @pytest.mark.parametrize("settings", [{"matmul_precision": name} for name in NAMES] + [{}], ids=str)
-def test_a_learner_takes_its_steps_with_its_precision(settings):
+def test_precision_applies_to_learner_steps_only(settings):
     """The precision applies to losses, gradients and steps only.
 
     The default is the outer precision, which is restored after errors and non-finite gradients.

@@ -61,7 +61,7 @@ def step(optimizer, params, scale=1.0):
         ("maze_train.RMSpropTF", 0.1),
     ],
 )
-def test_epsilon_is_that_of_the_field_unless_given(target, eps):
+def test_adam_eps_defaults_to_1e_5(target, eps):
     """PyTorch optimizers default to an eps of 1e-5, others to the default of their class."""
     node = {"_target_": target}
     assert ModuleOptimizer(make_params(), node, 0.1).optimizer.defaults["eps"] == eps
@@ -70,7 +70,7 @@ def test_epsilon_is_that_of_the_field_unless_given(target, eps):
 
 
 @pytest.mark.parametrize("settings", [{"foreach": True}, {"fused": False}, {"capturable": False}])
-def test_the_implementation_is_the_users_choice(settings):
+def test_selected_implementation_disables_the_fused_one(settings):
     """If an implementation is selected, the fused implementation is not."""
     node = {"_target_": "torch.optim.Adam", **settings}
     optimizer = ModuleOptimizer(make_params(), node, 0.1).optimizer
@@ -87,7 +87,7 @@ def test_the_implementation_is_the_users_choice(settings):
         ("NAdam", {}, {"capturable": True}),
     ],
 )
-def test_the_default_implementation_does_not_wait_for_the_device(target, on_cpu, on_cuda):
+def test_default_implementation_does_not_synchronize(target, on_cpu, on_cuda):
     """The state is stored on the GPU; kernels are fused where all versions support it."""
     node = {"_target_": f"torch.optim.{target}"}
     optimizer = ModuleOptimizer(make_params(), node, 0.1)
@@ -98,7 +98,7 @@ def test_the_default_implementation_does_not_wait_for_the_device(target, on_cpu,
 
 
 @pytest.mark.parametrize("flushes", [False, True])
-def test_moments_are_never_subnormal(flushes):
+def test_subnormal_moments_are_flushed(flushes):
     """Subnormal values are flushed during a step only; the processor mode is restored."""
     (param,) = params = make_params()[:1]
     adam = ModuleOptimizer(params, {"_target_": "torch.optim.Adam"}, 0.1)
@@ -133,7 +133,7 @@ APART = [
 
 
 @pytest.mark.parametrize(("target", "settings"), [*FLAT, *APART], ids=str)
-def test_steps_are_those_of_parameters_apart(target, settings):
+def test_flat_optimizer_equals_separate_parameters(target, settings):
     """Steps match separate parameters, at the rates of the schedule.
 
     Only element-wise optimizers get one flat vector.
@@ -167,7 +167,7 @@ def test_steps_are_those_of_parameters_apart(target, settings):
             assert (after - before).abs().min() > 1e-4
 
 
-def test_frozen_parameters_are_left_out():
+def test_frozen_parameters_do_not_change():
     """Frozen parameters do not change, also with weight decay."""
     params = make_params()
     params[0].requires_grad_(False)
@@ -178,7 +178,7 @@ def test_frozen_parameters_are_left_out():
     assert not torch.equal(params[1].detach(), torch.ones(3))
 
 
-def test_nothing_to_optimize_is_fine():
+def test_optimizer_without_parameters_does_nothing():
     """An optimizer without trainable parameters does nothing."""
     params = make_params()
     for param in params:
@@ -209,7 +209,7 @@ def test_nothing_to_optimize_is_fine():
         ),
     ],
 )
-def test_wrong_optimizers_are_named(node, message):
+def test_invalid_optimizers_raise(node, message):
     """The error contains the key and the reason."""
     with pytest.raises(ConfigError, match=message):
         ModuleOptimizer(make_params(), node, lr=0.1)
@@ -241,7 +241,7 @@ def test_state_continues_and_is_reset(target):
     torch.testing.assert_close(moved(ours, params, 5.0), first, rtol=1e-5, atol=1e-7)
 
 
-def test_adam_is_called_where_somebody_listens():
+def test_hooked_adam_step_is_called():
     """The kernel replaces `step` of Adam only if no hook or scheduler is registered."""
     params, calls = make_params(), []
     ours = ModuleOptimizer(params, {"_target_": "torch.optim.Adam"}, 0.1)
@@ -257,7 +257,7 @@ def test_adam_is_called_where_somebody_listens():
 
 
 @pytest.mark.parametrize("target", ["torch.optim.Adam", "maze_train.RMSpropTF", f"{OWN}.HalfStep"])
-def test_an_optimizer_that_was_pickled_is_of_its_class(target):
+def test_pickled_optimizer_keeps_class_and_moments(target):
     """The copy continues with the same moments."""
     params = make_params()
     optimizer = ModuleOptimizer(params, {"_target_": target}, 0.1)
@@ -272,7 +272,7 @@ def test_an_optimizer_that_was_pickled_is_of_its_class(target):
 
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW"])
-def test_without_the_private_kernel_steps_are_the_same(monkeypatch, name):
+def test_steps_without_the_private_kernel_are_identical(monkeypatch, name):
     """The optimizer's `step` replaces the kernel."""
     weights = []
     for kernel in (quick_steps.FUSED_ADAM, None):
@@ -285,7 +285,7 @@ def test_without_the_private_kernel_steps_are_the_same(monkeypatch, name):
     assert torch.equal(*weights)
 
 
-def test_a_step_that_fails_leaves_subnormal_numbers_alone(monkeypatch):
+def test_failed_step_restores_subnormal_mode(monkeypatch):
     """Subnormal values are flushed during the step only, also if it fails."""
     params = make_params()
     optimizer = ModuleOptimizer(params, {"_target_": "torch.optim.Adam"}, 0.1)
@@ -300,7 +300,7 @@ def test_a_step_that_fails_leaves_subnormal_numbers_alone(monkeypatch):
     assert quick_steps.LEAST * 1.0 > 0.0
 
 
-def test_versions_of_pytorch_without_a_private_name():
+def test_missing_private_name_counts_as_replaced():
     """A missing private name is None, and operations then count as replaced."""
     assert found("_C._no_such_name") is found("_no_such_module._name") is None
     present = (lambda: False, lambda: 0, lambda: None, SimpleNamespace(_current_level=-1))
@@ -310,7 +310,7 @@ def test_versions_of_pytorch_without_a_private_name():
     assert replaced_check(*present[:3], SimpleNamespace())()
 
 
-def test_without_their_attributes_modules_count_as_hooked(monkeypatch):
+def test_modules_without_private_attributes_count_as_hooked(monkeypatch):
     """Without the private attributes, modules count as hooked and their layers are called."""
     assert not is_hooked(nn.Linear(2, 1))
     monkeypatch.setattr(torch_private, "HAS_HOOKS", False)
@@ -318,7 +318,7 @@ def test_without_their_attributes_modules_count_as_hooked(monkeypatch):
 
 
 @pytest.mark.parametrize("names", [PRIVATE_CALL, PUBLIC_CALL])
-def test_a_compiled_call_computes_the_same(names):
+def test_compiled_call_gives_the_same_result(names):
     """Private and public attributes give the same result, and the module is restored."""
     module, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh()), torch.randn(4, 2)
     expected, before = module(x), dict(vars(module))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import run_cases
 import torch
+from cases import everyday
 from no_float64 import SimulatedMps
 
 MPS = {"algorithm.device": "mps", "checkpoint.interval": 0, **run_cases.TWO_EPOCHS}
@@ -22,7 +23,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("case", RUNS)
+@pytest.mark.parametrize("case", everyday(2, RUNS))
 def test_mps_has_no_float64(case, tmp_path):
     """Runs complete on the simulated device, which rejects float64 like PyTorch."""
     with SimulatedMps():

@@ -68,7 +68,7 @@ def assert_close(ours, theirs):
 
 
 @pytest.mark.parametrize("node", SCHEDULERS, ids=lambda node: node["_target_"].rpartition(".")[2])
-def test_a_scheduler_of_torch_is_called_after_each_update(node):
+def test_torch_scheduler_is_called_after_each_update(node):
     """Rates and steps match PyTorch, and factors multiply the rate of their parameters."""
     learner = LineLearner(make_module(), batch_size=10, lr_scheduler=node)
     net, rates = reference(lambda params, lr: torch.optim.Adam(params, lr, eps=1e-5), 6, node)
@@ -82,7 +82,7 @@ def test_a_scheduler_of_torch_is_called_after_each_update(node):
         assert groups[1]["lr"] == pytest.approx(0.5 * groups[0]["lr"], rel=1e-12)
 
 
-def test_a_scheduler_counts_updates_without_a_step():
+def test_torch_scheduler_counts_skipped_updates():
     """Updates with non-finite gradients are counted, including the first update."""
     learner = LineLearner(
         make_module(), batch_size=10, lr_scheduler=SCHEDULERS[2], on_non_finite="skip"
@@ -112,14 +112,14 @@ def test_a_scheduler_counts_updates_without_a_step():
         ({"lr": [0.1, 0.2]}, r"expected pairs .* such as \[\[0, 1e-3\], \[100_000, 1e-4\]\]"),
     ],
 )
-def test_schedules_that_can_not_be(settings, message):
+def test_invalid_torch_schedulers_raise(settings, message):
     """Invalid schedules and schedulers raise ConfigError."""
     with pytest.raises(ConfigError, match=message):
         LineLearner(make_module(), **settings)
 
 
 @pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.SGD, torch.optim.Rprop])
-def test_an_optimizer_of_torch_steps_as_it_would_alone(make):
+def test_torch_optimizer_keeps_its_learning_rate(make):
     """The optimizer keeps its learning rate, and frozen parameters keep their moments."""
     learner = OwnOptimizer(
         make_module(), make=make, freeze=[Freeze(params=["weight"], start=2, stop=4)]
@@ -130,7 +130,7 @@ def test_an_optimizer_of_torch_steps_as_it_would_alone(make):
 
 
 @pytest.mark.parametrize("rate", [0.2, [[0, 0.2], [100, 0.1]]], ids=["number", "points"])
-def test_an_optimizer_of_torch_takes_a_rate(rate):
+def test_registered_rate_replaces_rate_of_torch_optimizer(rate):
     """The registered rate replaces the rate of the optimizer."""
     assert train(OwnOptimizer(make_module(), rate=rate), 0, 2) == [0.2, 0.2]
 
@@ -145,7 +145,7 @@ def test_an_optimizer_of_torch_takes_a_rate(rate):
         ),
     ],
 )
-def test_optimizers_of_torch_that_do_not_fit(settings, message):
+def test_torch_optimizers_of_other_parameters_raise(settings, message):
     """Parameters of other modules and rate factors raise ConfigError."""
     with pytest.raises(ConfigError, match=message):
         OwnOptimizer(make_module(), **settings)

@@ -62,7 +62,7 @@ def train(learner, first, last):
     ],
 )
 @pytest.mark.parametrize("bound", [0.0, 0.3])
-def test_factors_and_freezing_are_those_of_torch(target, settings, bound):
+def test_lr_factors_and_freezing_match_torch(target, settings, bound):
     """As in PyTorch without a gradient, frozen parameters and their moments do not change."""
     node = {"_target_": f"torch.optim.{target}", **settings}
     learner = LineLearner(
@@ -82,7 +82,7 @@ def test_factors_and_freezing_are_those_of_torch(target, settings, bound):
 
 @pytest.mark.parametrize("name", ["Adam", "Rprop"])
 @pytest.mark.parametrize("frozen", [["trunk"], ["trunk", "head"]], ids=str)
-def test_frozen_parameters_stay_to_the_bit(frozen, name):
+def test_frozen_parameters_are_bit_for_bit_unchanged(frozen, name):
     """Other parameters change, and all parameters change after the window."""
     learner = LineLearner(
         make_net(),

@@ -52,7 +52,7 @@ def tensors(*arrays):
 
 @pytest.mark.parametrize("share_valid", [1.0, 0.7])
 @pytest.mark.parametrize("clip", [0.0, 0.5])
-def test_follows_the_definition(clip, share_valid):
+def test_normalizer_follows_its_definition(clip, share_valid):
     """Statistics and rewards match over several rollouts with gaps and unfinished episodes."""
     scaler, slow = RewardScaler(GAMMA, clip), SlowScaler(clip)
     for seed in range(4):

@@ -101,7 +101,10 @@ def test_train_accepts_composed_configurations(call: Callable[[Any], Any]) -> No
         lambda node: run_rollout(policy=node.policy, env=node.env, n_episodes=2),
         lambda node: evaluate("random", node.env, 2),
         lambda node: train(resume="run", **node.changes),
-        lambda node: search(node.env, node.algorithm, node.search, study="s", **node.changes),
+        pytest.param(
+            lambda node: search(node.env, node.algorithm, node.search, study="s", **node.changes),
+            marks=pytest.mark.exhaustive,
+        ),
     ],
     ids=["compare", "rollout", "evaluate", "resume", "search"],
 )

@@ -205,7 +205,7 @@ NO_RNN = r"train the base with model\.rnn=null$"
 OTHERS = {"model.hidden_sizes": [9], "model.activation": "tanh"}
 NOT_OTHERS = (
     r"base_run .*\[8\] there, \[9\] here; activation: relu there, tanh here\).*"
-    r"set model\.hidden_sizes=\[8\] model\.activation=relu$"
+    r"set 'model\.hidden_sizes=\[8\]' model\.activation=relu$"
 )
 WIDE = {"model.distributions": {"Box": {"name": "squashed_gaussian", "log_std_max": 1.0}}}
 WEIGHTS = "do not fit the networks of this run .*: "
@@ -225,7 +225,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("bc running", "ppo", {"model.normalization.mode": "none"}, r"set model\.norm.*=running$"),
     ("recurrent box", "ppo", {"model.rnn": None}, r"rnn: .* there, null here"),
     ("squashed box", "ppo", {"model.distributions": {}}, r"set 'model\.dist.*squashed"),
-    ("bc", "ppo", {"model.hidden_sizes": None}, r"set model\.hidden_sizes=\[8\]$"),
+    ("bc", "ppo", {"model.hidden_sizes": None}, r"set 'model\.hidden_sizes=\[8\]'$"),
     ("squashed box", "ppo", WIDE, r"set 'model\.dist.*=\{Box: squashed_gaussian\}'$"),
     # Different weights: settings of the algorithm, another algorithm, changed networks.
     (

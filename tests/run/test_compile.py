@@ -112,6 +112,8 @@ sys.exit("torch._dynamo" in sys.modules)
 """
 
 
+@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_runs_without_compile_do_not_load_the_compiler() -> None:
     """The compiler, which takes a second to import, is not loaded."""
     paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "helpers")}

@@ -55,14 +55,14 @@ def test_learner_of_a_run_has_the_newest_state(algorithm: str) -> None:
 
 
 def test_learner_of_any_checkpoint_is_loaded() -> None:
-    """Any kept checkpoint is loaded; `Learner.from_checkpoint` rejects run directories."""
+    """Any kept checkpoint is loaded; `restore_from_path` rejects run directories."""
     short_run("run", **{"checkpoint.keep_last": 3})
     names = sorted(path.name for path in Path("run/checkpoints").glob("epoch*"))
     for name in names[:2]:
         learner = load_learner(f"run/checkpoints/{name}", TRUST)
         assert differences(learner.state_dict(), saved("run", name)) == []
     with pytest.raises(ConfigError, match=r"path = 'run': .* for a run: load_learner\('run'\)"):
-        PPOLearner.from_checkpoint("run", TRUST)
+        learner.restore_from_path("run")
     with pytest.raises(ConfigError, match=r"algorithm.gamma = 0.5: .* affects the results"):
         load_learner("run", TRUST, **{"algorithm.gamma": 0.5})
     assert isinstance(load_learner("run", env=SpacesEnv), PPOLearner)

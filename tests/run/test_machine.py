@@ -67,12 +67,12 @@ class Kernel:
         return None if nbytes is None else nbytes / MB
 
 
-def test_without_control_groups(tmp_path):
+def test_available_memory_without_control_groups(tmp_path):
     """The kernel's available memory is returned, not its free memory."""
     assert Kernel(tmp_path).available_mb() == 1000
 
 
-def test_nothing_is_known(tmp_path):
+def test_available_memory_may_be_unknown(tmp_path):
     """None is returned on machines without these files."""
     kernel = Kernel(tmp_path, available_mb=None)
     assert kernel.available_mb() is None
@@ -85,7 +85,7 @@ V1_LINES = ["5:cpu,cpuacct:/job", "4:memory:/job/step", "1:name=systemd:/"]
 @pytest.mark.parametrize(
     ("lines", "make"), [(["0::/job/step"], Kernel.group_v2), (V1_LINES, Kernel.group_v1)]
 )
-def test_limits_of_control_groups(lines, make, tmp_path):
+def test_tightest_control_group_limit_applies(lines, make, tmp_path):
     """The tightest limit of the group and its parents counts; file cache is available."""
     unlimited = UNLIMITED_V1 if make is Kernel.group_v1 else "max"
     kernel = Kernel(tmp_path, lines)
@@ -108,14 +108,14 @@ def test_limits_of_control_groups(lines, make, tmp_path):
     assert kernel.available_mb() == 1000
 
 
-def test_a_container_that_sees_its_group_as_the_root(tmp_path):
+def test_control_group_at_the_mount_root_applies(tmp_path):
     """The path in the file exists on the host only; the limit is at the root."""
     kernel = Kernel(tmp_path, ["3:memory:/docker/4711", "0::/"])
     kernel.group_v1("", 300 * MB, 100)
     assert kernel.available_mb() == 200
 
 
-def test_control_groups_alone(tmp_path):
+def test_control_group_limit_without_meminfo_applies(tmp_path):
     """A limit is used even if the memory of the machine is unknown."""
     kernel = Kernel(tmp_path, ["0::/"], available_mb=None)
     kernel.group_v2("", 300 * MB, 100)
@@ -127,21 +127,21 @@ def test_control_groups_alone(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
-def test_this_machine():
+def test_available_memory_of_this_machine_is_plausible():
     """Available memory is positive and below a petabyte."""
     available = available_memory(CPU)
     assert available is not None
     assert MB < available < 2**50
 
 
-def test_memory_of_a_gpu(monkeypatch):
+def test_free_memory_of_the_gpu_is_returned(monkeypatch):
     """The free memory of the requested device is returned, not its total memory."""
     free = {1: 123 * MB}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device.index], 999 * MB))
     assert available_memory(torch.device("cuda", 1)) == 123 * MB
 
 
-def test_disks(tmp_path, monkeypatch):
+def test_free_disk_space_of_a_missing_directory_is_known(tmp_path, monkeypatch):
     """Free space of the file system of a directory that may not exist yet."""
     free = {tmp_path: SimpleNamespace(free=MB)}
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free[path])
@@ -152,7 +152,7 @@ def test_disks(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [None, "meta"])
-def test_auto_is_the_accelerator_of_this_machine(monkeypatch, kind):
+def test_device_auto_selects_the_accelerator(monkeypatch, kind):
     """`auto` selects any accelerator; the CPU without one and for algorithms that use none."""
     device = None if kind is None else torch.device(kind)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: device is not None)

@@ -16,6 +16,7 @@ import gymnasium
 import own_envs
 import pytest
 import torch
+from cases import everyday
 from short_runs import settings, short_run
 
 from maze_train import train
@@ -116,7 +117,7 @@ class MyEnv(SpacesEnv):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["class", "lambda", "id", "command"])
+@pytest.mark.parametrize("kind", everyday(1, ["command", "class", "lambda", "id"]))
 def test_repository_of_scripts_and_packages_is_recorded(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

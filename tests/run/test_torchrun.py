@@ -174,6 +174,7 @@ def test_four_processes_equal_one(tmp_path: Path, settings: dict[str, Any]) -> N
     assert_equal_runs(tmp_path / "four", tmp_path / "alone")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_callbacks_apply_to_all_processes(tmp_path: Path) -> None:
     """Environment calls, changed settings and a stop by one process apply to all processes."""

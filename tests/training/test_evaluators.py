@@ -83,7 +83,7 @@ def test_random_policies_are_evaluated(deterministic):
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 10, 50])
-def test_exactly_n_episodes_whatever_the_concurrency(concurrency):
+def test_evaluation_plays_exactly_n_episodes(concurrency):
     """Trap 58: episodes 0 to n - 1 are played, so short episodes are not over-represented."""
     model = make_model()
     returns, lengths = played_by_hand(model)
@@ -102,7 +102,7 @@ def test_exactly_n_episodes_whatever_the_concurrency(concurrency):
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_the_same_policy_gets_the_same_numbers(deterministic):
+def test_evaluations_of_a_policy_are_identical(deterministic):
     """Each evaluation plays the same episodes with the same random numbers."""
     evaluator = RolloutEvaluator(
         partial(vector, ShortOrLongEnv), N, concurrency=3, seed=SEED, deterministic=deterministic
@@ -117,7 +117,7 @@ def test_the_same_policy_gets_the_same_numbers(deterministic):
     assert other.evaluate(model) != first
 
 
-def test_sampled_actions_are_sampled():
+def test_nondeterministic_evaluation_samples_actions():
     """Without `deterministic`, a uniform policy takes all actions."""
     model = make_model()
     with torch.no_grad():
@@ -130,7 +130,7 @@ def test_sampled_actions_are_sampled():
     assert 1.1 < rewards < 1.4
 
 
-def test_environments_are_built_once_and_at_most_one_per_episode(monkeypatch):
+def test_evaluation_reuses_environments(monkeypatch):
     """Environments are reused by later evaluations and closed once."""
     made = []
     evaluator = RolloutEvaluator(
@@ -223,7 +223,7 @@ def test_workers_killed_while_environments_are_paused(env):
         evaluator.close()
 
 
-def test_steps_that_only_begin_an_episode_do_not_count():
+def test_reset_steps_do_not_count_in_episode_lengths():
     """Reset steps of vector environments are not counted in episode lengths."""
 
     class FiveSteps(ShortOrLongEnv):
@@ -239,7 +239,7 @@ def test_steps_that_only_begin_an_episode_do_not_count():
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_a_memory_is_empty_where_an_episode_begins(mode):
+def test_evaluation_resets_recurrent_states(mode):
     """The recurrent state is reset at the start of each episode."""
 
     class Alike(ShortOrLongEnv):
@@ -265,7 +265,7 @@ def test_a_memory_is_empty_where_an_episode_begins(mode):
     assert metrics["eval/episode_return_std"] < 1e-5
 
 
-def test_policies_hear_the_end_of_all_episodes_that_began():
+def test_policies_are_notified_of_episode_ends():
     """Policies are notified of the end of all episodes, including dropped episodes."""
 
     class Numbered(torch.nn.Module):
@@ -291,7 +291,7 @@ def test_policies_hear_the_end_of_all_episodes_that_began():
     assert not model.running
 
 
-def test_success_rate_is_that_of_the_episodes_that_count():
+def test_success_rate_covers_the_counted_episodes():
     """The success rate is over the n episodes; missing if no environment reports success."""
     model = make_model()
     make_env = partial(vector, partial(ShortOrLongEnv, success=True))
@@ -311,7 +311,7 @@ class Failing(GreedyOfGlobals):
 
 
 @pytest.mark.parametrize("env", [GreedyOfGlobals, Failing])
-def test_evaluation_leaves_policy_and_generators_alone(env):
+def test_evaluation_does_not_change_policy_and_generators(env):
     """Trap 59: weights, mode and global generators are unchanged, even after an error."""
     model = make_model()
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -329,7 +329,7 @@ def test_evaluation_leaves_policy_and_generators_alone(env):
 
 
 @pytest.mark.parametrize("env", [ShortOrLongEnv, GreedyOfGlobals, GreedyConstructor])
-def test_training_is_the_same_with_and_without_evaluation(env):
+def test_evaluation_does_not_change_training(env):
     """Trap 59: training metrics and final weights do not depend on evaluation."""
     curves, weights = [], []
     for n in (0, 4):
@@ -359,7 +359,7 @@ class DrawingEvaluator(Evaluator):
         return {"own/noise": random.random() + np.random.rand() + torch.rand(1).item()}  # noqa: NPY002
 
 
-def test_training_is_the_same_with_and_without_evaluators_of_a_user(tmp_path):
+def test_custom_evaluators_do_not_change_training(tmp_path):
     """Custom evaluators may use the global generators without affecting training."""
     with_own = {"evaluation.evaluators": [DrawingEvaluator]}
     plain, own = (
@@ -422,7 +422,7 @@ class Own(RolloutEvaluator):
     ],
     ids=["one process", "several", "simulator"],
 )
-def test_what_outlasts_an_evaluation_is_state(make_env, evaluator_class):
+def test_evaluator_state_continues_a_curriculum(make_env, evaluator_class):
     """An evaluator with a loaded state continues in the same stage of a curriculum."""
     env = make_env(2)
     spaces_ = env.env_observation_space, env.single_action_space
@@ -456,7 +456,7 @@ class UnclosableEnv(LevelEnv):
 
 
 @pytest.mark.parametrize("kind", [LevelEnv, KeptLevelEnv, UnclosableEnv])
-def test_a_loaded_state_has_its_calls_alone(kind):
+def test_loaded_evaluator_state_removes_later_calls(kind):
     """Loading a state removes later calls, with and without states of environments.
 
     Errors of environments that are closed for this are warnings.
@@ -478,13 +478,13 @@ def test_a_loaded_state_has_its_calls_alone(kind):
 
 
 @pytest.mark.parametrize(("n", "concurrency"), [(0, 1), (1, 0)])
-def test_no_episodes_or_environments_are_refused(n, concurrency):
+def test_evaluation_without_episodes_or_environments_raises(n, concurrency):
     """At least one episode and one environment are required."""
     with pytest.raises(ConfigError, match="expected a number >= 1"):
         RolloutEvaluator(partial(vector, ShortOrLongEnv), n, concurrency=concurrency)
 
 
-def test_several_evaluators_are_joined():
+def test_evaluators_run_in_order_with_distinct_metrics():
     """Evaluators run in order and are closed; duplicate metric names raise an error."""
     parts = [
         ScriptedEvaluator([1.0, 1.0], "a"),
