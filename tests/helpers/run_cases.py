@@ -116,7 +116,7 @@ CURRICULUM = {
         {**until, "attributes": {"level": float(level)}}
         for level, until in enumerate([{}, {"above": 0.2}, {"steps": 150}, {"above": 0.2}])
     ],
-    "curriculum.window": 1,
+    "curriculum.window": 2,
     "curriculum.evaluate": True,
 }
 
