@@ -10,7 +10,6 @@ from maze_train.algorithms.actor_critic.learner import ActorCriticEvents as Acto
 from maze_train.algorithms.actor_critic.learner import ActorCriticLearner as ActorCriticLearner
 from maze_train.algorithms.actor_critic.learner import AnalyticOutputs as AnalyticOutputs
 from maze_train.algorithms.actor_critic.trainer import ActorCritic as ActorCritic
-from maze_train.algorithms.bc.build import Recordings as Recordings
 from maze_train.algorithms.bc.config import BCAlgorithmConfig as BCAlgorithmConfig
 from maze_train.algorithms.bc.data import BatchLoader as BatchLoader
 from maze_train.algorithms.bc.data import TransitionData as TransitionData
@@ -20,8 +19,9 @@ from maze_train.algorithms.bc.learner import BCLoss as BCLoss
 from maze_train.algorithms.bc.learner import ImitationEvents as ImitationEvents
 from maze_train.algorithms.bc.learner import ImitationMetrics as ImitationMetrics
 from maze_train.algorithms.bc.trainer import BCTrainer as BCTrainer
-from maze_train.algorithms.bc.validation import BCValidationEvaluator as BCValidationEvaluator
-from maze_train.algorithms.bc.validation import JointValidationEvaluator as JointValidationEvaluator
+from maze_train.algorithms.bc.trainer import BCValidationEvaluator as BCValidationEvaluator
+from maze_train.algorithms.bc.trainer import Cloning as Cloning
+from maze_train.algorithms.bc.trainer import Recordings as Recordings
 from maze_train.algorithms.dqn.config import DQNAlgorithmConfig as DQNAlgorithmConfig
 from maze_train.algorithms.dqn.learner import DQN as DQN
 from maze_train.algorithms.dqn.learner import DQNEvents as DQNEvents

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gymnasium import Env
+from gymnasium import Env, Wrapper
 
 from maze_train.collect.episode_pool import RolloutGenerator
 from maze_train.collect.episodes import note_on_success
@@ -154,9 +155,16 @@ def make_env(
     return (factory if training else factory.for_evaluation())()
 
 
+class _KeptOpen(Wrapper[Any, Any, Any, Any]):
+    """Environment of the caller, which `close` leaves open."""
+
+    def close(self) -> None:
+        """Leave the environment open."""
+
+
 def evaluate(
     policy: object,
-    env: str | Callable[..., Env[Any, Any]] | EnvConfig | Mapping[str, Any],
+    env: str | Callable[..., Env[Any, Any]] | EnvConfig | Mapping[str, Any] | Env[Any, Any],
     n_episodes: int = 10,
     seed: int = 0,
     *,
@@ -172,7 +180,8 @@ def evaluate(
         policy: Policy, see `run_rollout`: a loaded policy, an object with `act(observation)`, a
             function of the observation, or `"random"`.
         env: A registered id, an `EnvConfig`, the `env` section as a mapping, or a class or function
-            that creates an environment, such as `lambda: make_env("outputs/a")`.
+            that creates an environment, such as `lambda: make_env("outputs/a")`. An environment
+            object plays one episode at a time, and stays open.
         n_episodes: Number of episodes, >= 1.
         seed: Seed of the first episode; episode j uses `seed + j`.
         deterministic: Whether a model takes the most likely action instead of a sampled one.
@@ -187,6 +196,12 @@ def evaluate(
     check_at_least("n_episodes", n_episodes, 1)
     if isinstance(env, Mapping):
         env = load_config({"env": env, "algorithm": "ppo"}).env
+    if isinstance(env, Env):
+        notify(
+            "note: an environment object plays one episode at a time; to play several at once, "
+            "pass a class or function that creates it"
+        )
+        env, concurrency = partial(_KeptOpen, env), 1
     with RolloutGenerator(
         env,
         policy,

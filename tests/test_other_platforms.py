@@ -39,7 +39,7 @@ except ConfigError as error:
     assert "writer: fails" in str(error), error
 else:
     raise AssertionError(Failing)
-refused = {"runner": "local"}, {"evaluation.asynchronous": True}, {"learner_group.n_learners": 2}
+refused = {"runner": "local"}, {"learner_group.n_learners": 2}
 for setting in refused:
     try:
         train("CartPole-v1", "ppo", **setting)

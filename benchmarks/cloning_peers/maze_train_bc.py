@@ -18,8 +18,9 @@ from common import DATA_SET, ENTROPY_COEF, LR, load_weights, measure, parse_argu
 from maze_train import Tracker, build_run, load_config
 from maze_train.algorithms.bc.data import TransitionData
 from maze_train.algorithms.bc.learner import BCLoss, ImitationMetrics
-from maze_train.algorithms.bc.trainer import BCValidationEvaluator
+from maze_train.algorithms.bc.trainer import BCValidationEvaluator, Cloning
 from maze_train.data.datasets import open_dataset
+from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.policy_model import PolicyModel
 from maze_train.tracking.tracker import CSVWriter, RunInfo
 from maze_train.training.outcome import Limits
@@ -30,11 +31,11 @@ def build_evaluator(folder: Path, model: PolicyModel) -> BCValidationEvaluator:
     dataset = open_dataset(folder / DATA_SET)
     distribution = model.distribution
     episodes = np.arange(len(dataset))
-    return BCValidationEvaluator(
-        TransitionData(dataset, episodes, distribution.from_env),
-        BCLoss(distribution, entropy_coef=ENTROPY_COEF),
-        ImitationMetrics(distribution, dataset.metadata.action_space),
-    )
+    data = TransitionData(dataset, episodes, distribution.from_env)
+    data.load()
+    loss = BCLoss(distribution, entropy_coef=ENTROPY_COEF)
+    metrics = ImitationMetrics(distribution, dataset.metadata.action_space)
+    return BCValidationEvaluator({DEFAULT_MODULE: Cloning(data, data, loss, metrics)})
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import numpy as np
 import torch
@@ -17,10 +17,12 @@ from maze_train.core.errors import EnvError
 from maze_train.core.step_end import DROPPED, TRUNCATED, StepBatch, is_followed_by_new
 from maze_train.core.types import Array, Tensor, is_on, send, tree_map
 from maze_train.data.rollout import Rollout, RolloutStorage, rollout_columns
+from maze_train.data.turns import TurnOptions, TurnSplitter
 from maze_train.envs.calls import EnvCall
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.acting import ActingModel, Actor, as_arrays
+from maze_train.nets.joint import JointModel
 from maze_train.spaces.tensors import check_resolution, large_floats
 
 if TYPE_CHECKING:
@@ -387,3 +389,14 @@ class RolloutCollector(Collector):
         generator.set_state(self.generator.get_state())
         self.make_calls()
         self._obs = self.env.reset(seed=int(torch.randint(2**31, (), generator=generator)))[0]
+
+
+def turns_of(model: JointModel, **options: Unpack[TurnOptions]) -> TurnSplitter:
+    """Create a `TurnSplitter` for the policies of a multi-agent model.
+
+    Args:
+        model: The policies and their agents.
+        **options: Other arguments of `TurnSplitter`.
+    """
+    sizes, centralized = model.state_sizes, model.centralized
+    return TurnSplitter(model.members, sizes, centralized=centralized, **options)

@@ -10,8 +10,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from maze_train.collect.actor_worker import ActorPolicy, MakeActorEnv
-from maze_train.collect.actors import DistributedActors, GatheredRollouts, SeedOf, StepCounts
+from maze_train.collect.actors import (
+    ActorPolicy,
+    DistributedActors,
+    GatheredRollouts,
+    MakeActorEnv,
+    SeedOf,
+    StepCounts,
+)
 from maze_train.collect.collector import Collector, RolloutCollector
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.types import Array, Tensor, TensorTree, as_tree, leaves_by_key

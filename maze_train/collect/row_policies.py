@@ -36,7 +36,6 @@ from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.nets.joint import JointModel
 from maze_train.nets.policy_model import PolicyModel
 from maze_train.nets.population import build_population, row_blocks
-from maze_train.spaces.agents import ACTS
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import as_tensors
 
@@ -81,15 +80,11 @@ class BatchRows(RowPolicy):
         self._has_acted = True
         env, actor, deterministic = self._env, self._actor, self._deterministic
         device = actor.hidden_state.device
-        obs, rows = as_tensors(env.single_observation_space, env.obs), env.playing
-        if env.agents and len(rows) < env.num_envs:  # User-defined policies count their turns.
-            assert isinstance(obs, dict)
-            acts = torch.zeros_like(obs[ACTS])
-            acts[rows] = obs[ACTS][rows]
-            obs = {**obs, ACTS: acts}
+        obs = as_tensors(env.single_observation_space, env.obs)
         noise = actor.model.noise_for(env.num_envs, self._generator, deterministic, device)
         sent = tree_map(lambda x: x.to(device), obs)
         actions = as_arrays(actor.act(sent, noise, deterministic).env_actions)
+        rows = env.playing
         return actions if len(rows) == env.num_envs else tree_map(lambda x: x[rows], actions)
 
     def close(self) -> None:

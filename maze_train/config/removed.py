@@ -28,6 +28,7 @@ REMOVED: Mapping[str, Removed] = MappingProxyType(
         "runner.check_repeatability": Removed(ANY, "use maze-run check"),
         "learner_group.queue_size": Removed(0, "learners update between batches"),
         "learner_group.drop_when_full": Removed(False, "learners update between batches"),
+        "evaluation.asynchronous": Removed(False, "evaluations take place between two updates"),
     }
 )
 """Removed settings of all commands by dotted name (`model.x` also means `policies.<id>.model.x`).

@@ -257,9 +257,13 @@ class TrainConfig(Settings):
             ConfigError: If the run is too short, or a schedule depends on the progress of a run
                 without a limit other than `algorithm.patience`.
         """
-        algorithm = self.algorithm
+        algorithm, interval = self.algorithm, self.evaluation.interval_steps
         if not self.runner.fast_dev_run:
             algorithm.check_total_steps(self.total_steps or 0, self.runner.concurrency)
+        steps = algorithm.steps_per_update(self.runner.concurrency)
+        if 0 < interval < steps and not self.resume:
+            problem = f"shorter than an update of {steps:,} steps; use at least {steps:,}"
+            raise ConfigError("evaluation.interval_steps", problem, interval)
         if self.total_steps or algorithm.n_epochs or self.runner.max_wall_time_s:
             return
         settings = {"algorithm": algorithm}
@@ -295,19 +299,6 @@ class TrainConfig(Settings):
                 learners.device,
                 learners.device not in (None, "cpu", "auto") and not algorithm.uses_accelerators,
                 f"{name} computes no gradients and does not use a GPU; expected cpu",
-            ),
-            (
-                "evaluation.asynchronous",
-                True,
-                self.evaluation.asynchronous and algorithm.learns_from != "env",
-                f"{name} validates on its dataset in the training process; expected false",
-            ),
-            (
-                "checkpoint.keep_best",
-                self.checkpoint.keep_best,
-                self.evaluation.asynchronous and self.checkpoint.keep_best,
-                "with evaluation.asynchronous, a checkpoint is written before the score of its "
-                "weights is known; expected 0",
             ),
             (
                 "curriculum.stages",

@@ -28,10 +28,10 @@ from maze_train.spaces.describe import check_same_spaces
 from maze_train.training.models import (
     POLICY_SETTINGS,
     modules_of,
-    policies_of_agents,
     policy_settings,
     spaces_of_policies,
 )
+from maze_train.training.multi_agent_models import policies_of_agents
 
 WeightsByPart: TypeAlias = "dict[str, dict[str, Tensor]]"
 

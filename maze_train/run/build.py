@@ -141,10 +141,6 @@ def build_run(
 
         # 3. Evaluation.
         has_agents = bool(agents_of(run.spaces))
-        if has_agents and is_new:
-            from maze_train.run.opponents import with_random_opponent
-
-            run.config = config = with_random_opponent(config)
         evaluation = config.evaluation
         check_selection(evaluation, agents_of(run.spaces))
         evaluators = trainer_class.make_evaluators(run)
@@ -186,18 +182,6 @@ def build_run(
                 run.evaluator = FirstEvaluator(ranks, run.evaluator, interruption)
             if run.final_evaluator is not None:
                 run.final_evaluator = FirstEvaluator(ranks, run.final_evaluator, interruption)
-        if run.evaluator is not None and evaluation.asynchronous:
-            from maze_train.training.background import BackgroundEvaluator
-            from maze_train.workers.process_pool import LocalProcesses
-
-            run.evaluator = run.background = BackgroundEvaluator(
-                run.evaluator,
-                run.env_calls,
-                trainer_class.model_maker(run),
-                run.device,
-                run.backend.for_learners() or LocalProcesses(),
-            )
-            closing.callback(run.background.close)
         run.trainer = trainer_class.build(run)
         run.trainer.connect_callbacks()
 

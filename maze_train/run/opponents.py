@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import replace
+from contextlib import closing
+from functools import partial
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from torch import nn
 
-from maze_train.collect.custom_policies import UniformPolicy
 from maze_train.collect.episodes import return_of_team
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.errors import ConfigError
-from maze_train.core.notices import notify
-from maze_train.core.seeding import EpisodeSeeds, Seeds
 from maze_train.core.types import Array
-from maze_train.envs.factory import EnvFactory
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.nets.joint import acting_alone
 from maze_train.run.policies import resolve
-from maze_train.spaces.agents import REWARDS, agent_spaces, teams_in
-from maze_train.training.config import RANDOM_OPPONENT
+from maze_train.spaces.agents import agent_spaces, teams_in
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.generators import generators_kept
-from maze_train.training.models import is_trainable, policies_of_agents
+from maze_train.training.multi_agent_models import is_trainable, policies_of_agents
 from maze_train.training.trainer import Run
 
 
@@ -97,67 +91,6 @@ class OpponentEvaluator(RolloutEvaluator):
         return total / len(seat), total, np.max(against, axis=0)
 
 
-MAX_TURNS, ENOUGH = 1_000, 10
-"""Number of steps to detect zero-sum rewards, and minimum number of steps with a reward."""
-
-CANCELLED = (
-    "note: the rewards of the agents sum to zero, so their mean return does not measure skill. "
-    "Evaluation also plays against a random opponent, and eval/vs_random/return_mean selects the "
-    "best policy. To change this, set evaluation.opponents or "
-    "evaluation.metric=eval/episode_return_mean"
-)
-
-
-def with_random_opponent(config: TrainConfig) -> TrainConfig:
-    """Add a random opponent in zero-sum environments if no selection metric is set.
-
-    Plays a few random episodes to detect whether the rewards of the agents sum to zero.
-
-    Args:
-        config: The configuration; returned unchanged if the rewards do not sum to zero.
-    """
-    settings = config.evaluation
-    is_chosen = settings.opponents or settings.metric or not settings.n_episodes
-    if is_chosen or config.env.backend != "gymnasium":
-        return config
-    make_env, found = EnvFactory(config.env).for_evaluation(), False
-    # Errors are raised again later, with a better message.
-    with suppress(Exception), generators_kept(), closing(make_env()) as env:
-        found = rewards_cancel(env, Seeds(config.seed or 0).integer("opponents"))
-    if not found:
-        return config
-    notify(CANCELLED)
-    return replace(config, evaluation=replace(settings, opponents=dict(RANDOM_OPPONENT)))
-
-
-def rewards_cancel(env: gymnasium.Env[Any, Any], seed: int) -> bool:
-    """Return whether the rewards of all agents sum to 0 in every step of some random episodes.
-
-    Args:
-        env: The environment. The result is False with a single agent or team.
-        seed: Root seed of the episodes, >= 0.
-    """
-    spaces = env.observation_space, env.action_space
-    several = agent_spaces(*spaces)
-    if several is None or len(teams_in(env.metadata, several.agents)) < 2:
-        return False
-    policy, is_over, n_found = UniformPolicy(*spaces), True, 0
-    policy.reset(seed)
-    seeds = EpisodeSeeds(seed, 0, 1)
-    for _ in range(MAX_TURNS):
-        if is_over:
-            obs, _ = env.reset(seed=seeds.next())
-        obs, _, terminated, truncated, _ = env.step(policy.act(obs))
-        is_over = terminated or truncated
-        rewards = obs[REWARDS].astype(np.float64)
-        if abs(rewards.sum()) > 1e-6 * np.abs(rewards).sum():
-            return False
-        n_found += bool(rewards.any())
-        if n_found == ENOUGH:
-            break
-    return n_found > 0
-
-
 def opponent_evaluator(run: Run, config: TrainConfig) -> OpponentEvaluator:
     """Build the evaluator of `evaluation.opponents`.
 
@@ -197,12 +130,12 @@ def opponent_evaluator(run: Run, config: TrainConfig) -> OpponentEvaluator:
             )
             raise ConfigError(key, problem, source)
     evaluator = OpponentEvaluator(
-        run.evaluation_envs(),
+        partial(run.make_env, training=False),
         settings.n_episodes,
         opponents,
         teams,
         seats,
-        concurrency=settings.concurrency,
+        concurrency=settings.num_envs(config.runner.concurrency),
         seed=run.seeds.integer("opponents"),
         deterministic=settings.deterministic,
         calls=run.env_calls.evaluation,

@@ -39,7 +39,8 @@ from maze_train.run.saved_policies import (
 from maze_train.spaces.agents import AgentSpaces, agent_spaces, matching
 from maze_train.spaces.describe import check_same_spaces
 from maze_train.training.config import PolicyConfig
-from maze_train.training.models import check_id, modules_of, policies_of_agents
+from maze_train.training.models import modules_of
+from maze_train.training.multi_agent_models import check_id, policies_of_agents
 
 
 @dataclass(frozen=True)

@@ -291,8 +291,12 @@ def continued(
     if config.seed is None:
         config = replace(config, seed=stored.seed)
     evaluation, before = config.evaluation, stored.evaluation.opponents
+    # Defaults that earlier versions stored.
     if not (evaluation.opponents or evaluation.metric) and before == RANDOM_OPPONENT:
-        config = replace(config, evaluation=replace(evaluation, opponents=before))
+        evaluation = replace(evaluation, opponents=before)
+    if not evaluation.concurrency:
+        evaluation = replace(evaluation, concurrency=stored.evaluation.concurrency)
+    config = replace(config, evaluation=evaluation)
     before, now = leaves(config_to_dict(stored)), leaves(config_to_dict(config))
     changed = _without_sections(
         [

@@ -27,7 +27,12 @@ from maze_train.nets.config import ModelConfig
 from maze_train.spaces.agents import agent_spaces
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import AlgorithmConfig
-from maze_train.training.models import make_model, model_weights, modules_of, policies_of_agents
+from maze_train.training.models import modules_of
+from maze_train.training.multi_agent_models import (
+    make_joint_model,
+    model_weights,
+    policies_of_agents,
+)
 from maze_train.training.policy_files import read_score, read_spaces, read_weights
 
 
@@ -149,7 +154,9 @@ class SavedPolicy:
             return found
         config = self.config
         try:
-            model = make_model(config.algorithm, config.model, config.policies, *self.spaces, 0)
+            model = make_joint_model(
+                config.algorithm, config.model, config.policies, *self.spaces, 0
+            )
         except (MemoryError, RuntimeError) as error:  # PyTorch's out-of-memory errors.
             problem = f"the model of {self.directory} cannot be built: {error}"
             raise RunDirectoryError(problem) from error

@@ -49,12 +49,6 @@ def _check(config: TrainConfig, count: int) -> None:
         ),
         ("runner", runner.name, runner.name == "ray", "expected dev or local with torchrun"),
         (
-            "evaluation.asynchronous",
-            True,
-            config.evaluation.asynchronous,
-            "not supported with torchrun: all processes use the results together; expected false",
-        ),
-        (
             "runner.envs_per_actor",
             runner.envs_per_actor,
             runner.envs_per_actor,

@@ -67,7 +67,6 @@ from maze_train.core.run_directory import objective_of
 from maze_train.core.targets import TARGET, import_extra, is_within, locate
 from maze_train.core.text import duration, flattened, readable
 from maze_train.envs.factory import EnvFactory
-from maze_train.run.opponents import with_random_opponent
 from maze_train.run.train import TrainingRunner
 from maze_train.tools.compare import short
 from maze_train.tools.runs import task_name
@@ -770,9 +769,7 @@ def run_search(
     """
     for kind in ("sampler", "pruner"):
         part_named(kind, config.value_of(kind))
-    base = with_random_opponent(load_config(settings))
-    if base.evaluation.opponents:
-        settings = {**settings, "evaluation.opponents": base.evaluation.opponents}
+    base = load_config(settings)
     metric = config.metric or base.selection_metric
     if config.value == "test" and metric.startswith("eval/") and base.evaluation.n_episodes:
         n_episodes = base.evaluation.final_episodes or TEST_EPISODES

@@ -237,6 +237,10 @@ class AlgorithmConfig(OptimizerSettings):
     def check_total_steps(self, total_steps: int, concurrency: int) -> None:
         """Raise ConfigError if `total_steps` is too small for the settings; 0: no limit."""
 
+    def steps_per_update(self, concurrency: int) -> int:
+        """Return the environment steps of an update; 0 if unknown."""
+        return 0
+
     def start_notes(self, concurrency: int) -> Iterable[str]:
         """Return notes about these settings to print at the start of a run."""
         return ()
@@ -266,15 +270,12 @@ class EvaluationConfig(Settings):
 
     interval_steps: int = 0
     """Environment steps between evaluations (>= 0), instead of `interval`. The policy is evaluated
-    after the update that reaches a multiple. If an epoch has several evaluations, the row of
-    metrics contains the last evaluation. 0: use `interval`."""
+    after the update that reaches a multiple; an update must not be longer. If an epoch has several
+    evaluations, the row of metrics contains the last evaluation. 0: use `interval`."""
 
-    asynchronous: bool = False
-    """Whether to evaluate in another process while training continues. The results are used when
-    the next evaluation begins, and at the end of training."""
-
-    concurrency: int = 10
-    """Number of parallel environments during evaluation (>= 1), at most one per episode."""
+    concurrency: int = 0
+    """Number of parallel environments during evaluation (>= 0), at most one per episode; 0 selects
+    `runner.concurrency`, at most 10."""
 
     max_episode_steps: int | None = None
     """Maximum length of an evaluation episode (>= 0), in addition to the limit of the environment.
@@ -314,24 +315,26 @@ class EvaluationConfig(Settings):
     """Opponents by name for multi-agent evaluation, such as `{first: <run>, random: random}`;
     values as in `policies.<id>.source`. The trained policies play `n_episodes` episodes against
     each opponent as each team (see `env.teams`; without teams, as each agent). Metrics are
-    `eval/vs_<name>/win_rate`, `draw_rate`, `loss_rate` and `return_mean`. Empty: `{random: random}`
-    if the environment is zero-sum and `metric` is not set, otherwise no opponents."""
+    `eval/vs_<name>/win_rate`, `draw_rate`, `loss_rate` and `return_mean`. Set them in zero-sum
+    games, where the mean return over agents is constant."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(self, 0, "n_episodes", "final_episodes", "dump_interval")
+        check_fields(self, 0, "n_episodes", "final_episodes", "dump_interval", "concurrency")
         check_fields(self, 0, "interval_steps", "dump_interval_steps")
         check_one_interval(self, "interval", 1)
         check_one_interval(self, "dump_interval", 0)
         if self.max_episode_steps is not None:
             check_at_least("max_episode_steps", self.max_episode_steps, 0)
-        check_fields(self, 1, "interval", "concurrency")
-        if self.asynchronous and not (self.n_episodes or self.evaluators):
-            raise ConfigError("asynchronous", "requires n_episodes > 0 or evaluators", True)
+        check_fields(self, 1, "interval")
         self._check_opponents()
         if self.metric:
             check_selection(self)
         check_targets("evaluators", self.evaluators)
+
+    def num_envs(self, concurrency: int) -> int:
+        """Return the number of environments, given `runner.concurrency`."""
+        return self.concurrency or min(concurrency, 10)
 
     def _check_opponents(self) -> None:
         """Check the opponents, and make their directories absolute."""

@@ -39,6 +39,13 @@ MAX_LOST = 10
 """Maximum number of aborted episodes per evaluation episode."""
 
 
+ZERO_SUM = (
+    "note: the returns of the agents sum to zero, so their mean does not measure skill, and the "
+    "newest policy is stored as the best. Set evaluation.opponents={random: random} to select by "
+    "eval/vs_random/return_mean"
+)
+
+
 class Evaluator(ABC):
     """Evaluates a policy without any effect on training."""
 
@@ -126,6 +133,7 @@ class RolloutEvaluator(Evaluator):
         info_keys: Keys of final infos whose means are reported as `<prefix>/info/<key>`.
         is_guarded: Whether `make_env` limits episodes to `GUARD_STEPS`; a note is printed when the
             first episode is truncated.
+        notes_zero_sum: Whether a note is printed if the returns of the agents sum to zero.
         calls: All method calls made on evaluation environments so far; the caller extends this
             list.
         infos: Treats missing values of final infos; None: those of these evaluations alone.
@@ -142,6 +150,7 @@ class RolloutEvaluator(Evaluator):
         prefix: str = "eval",
         info_keys: Sequence[str] = (),
         is_guarded: bool = False,
+        notes_zero_sum: bool = False,
         calls: Sequence[EnvCall] = (),
         infos: ReportedInfos | None = None,
     ) -> None:
@@ -149,6 +158,7 @@ class RolloutEvaluator(Evaluator):
         check_at_least("concurrency", concurrency, 1)
         self.n_episodes, self.deterministic, self.prefix = n_episodes, deterministic, prefix
         self._info_keys, self._is_guarded = info_keys, is_guarded
+        self._notes_zero_sum, self._was_zero = notes_zero_sum, False
         self._make_env = make_env
         self._num_envs = min(concurrency, n_episodes)
         self._seed = seed
@@ -167,6 +177,15 @@ class RolloutEvaluator(Evaluator):
         if self._is_guarded and (note := guard_note(lengths, "evaluation.max_episode_steps")):
             self._is_guarded = False
             notify(note)
+        if self._notes_zero_sum and len(agents) > 1:
+            each = np.array([reported[f"{agent}/episode_return_mean"] for agent in agents])
+            scale = np.abs(each).sum(0)
+            cancels = bool((np.abs(each.sum(0)) <= 1e-6 * scale).all())
+            # If all returns are zero, a second evaluation decides.
+            if cancels and (scale.any() or self._was_zero):
+                notify(ZERO_SUM)
+            self._notes_zero_sum = cancels and not (scale.any() or self._was_zero)
+            self._was_zero = True
         names = (f"episode_return_{name}" for name in ("mean", "std", "min", "max"))
         metrics = {
             **dict(zip(names, spread(returns), strict=True)),
@@ -413,13 +432,6 @@ def earlier_test(
     return tests if is_that and all(are_whole) else {}
 
 
-SAME_SCORE = (
-    "note: the first two policies have the same mean return, as in zero-sum games. While scores "
-    "are equal, the newest policy is stored as the best. "
-    "Use evaluation.opponents={random: random} to compare policies"
-)
-
-
 class ModelSelectionBase(ABC):
     """Base class for model selection by evaluation score."""
 
@@ -474,30 +486,20 @@ class BestModelSelection(ModelSelectionBase):
         self._sign = 1.0 if mode == "max" else -1.0
         self._may_cancel = may_cancel
 
-    def update(
-        self, score: float, epoch: int = 0, weights: dict[str, Tensor] | None = None
-    ) -> bool:
-        """Record the score of a policy; return whether this policy is the best so far.
-
-        Args:
-            score: The score.
-            epoch: Epoch of the policy.
-            weights: Copy of the weights of the policy; None: the current weights of the model.
-        """
+    def update(self, score: float, epoch: int = 0) -> bool:
+        """Record the score of the current policy; return whether this policy is the best so far."""
         self.updates += 1
         self.updates_since_best += 1
         is_best = self._is_best(score)
         if is_best:
             self.updates_since_best = 0
-        elif self._may_cancel and score == self.best_score and self.updates == 2:
-            notify(SAME_SCORE)
         if is_best or (self._may_cancel and score == self.best_score):
             self.best_score, self.best_epoch = score, epoch
-            self._best_weights = weights or copy_of_weights(self.model)
+            self._best_weights = copy_of_weights(self.model)
             self._write(self._best_dir, self._best_weights, score, epoch)
         if self._dump_interval and self._dump_dir and self.updates % self._dump_interval == 0:
             directory = self._dump_dir / f"epoch_{epoch:06d}"
-            self._write(directory, weights or copy_of_weights(self.model), score, epoch)
+            self._write(directory, copy_of_weights(self.model), score, epoch)
         return is_best
 
     def dump(self, env_steps: int, epoch: int) -> None:

@@ -242,7 +242,7 @@ class TrainedPolicy:
         with writable("path", directory):
             make_folders(directory)
             write = PolicyWriter(self.observation_space, self.action_space, self._settings)
-            write(directory, self.model.state_dict(), {})
+            write(directory, dict(self.model.state_dict()), {})
         return directory
 
     def reset(self, ended: object = None) -> None:

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol
 import torch
 from torch import nn
 
-from maze_train.collect.collector import Collector, RolloutCollector
+from maze_train.collect.collector import Collector, RolloutCollector, turns_of
 from maze_train.collect.episodes import ReportedInfos
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import CallbackError, ConfigError, EnvError, TrainingError
@@ -82,7 +82,6 @@ if TYPE_CHECKING:
 
     from maze_train.collect.actors import DistributedActors
     from maze_train.data.turns import TurnOptions
-    from maze_train.training.background import BackgroundEvaluator, PendingEvaluation
 
 
 LOG = logging.getLogger(__package__)
@@ -215,9 +214,6 @@ class Run:
 
     evaluator: Evaluator | None = None
     """Evaluates the policy during training; None: the training return selects the best policy."""
-
-    background: BackgroundEvaluator | None = None
-    """The evaluator, if it evaluates in another process; otherwise None."""
 
     final_evaluator: Evaluator | None = None
     """Plays the test after training; None: no test."""
@@ -360,15 +356,6 @@ class Run:
             info_keys=self.config.tracking.info_keys,
         )
 
-    def evaluation_envs(self) -> Callable[[int], MazeVectorEnv]:
-        """Return a function that builds a number of evaluation environments.
-
-        With `evaluation.asynchronous`, the function is called in the process of the evaluations.
-        """
-        if self.config.evaluation.asynchronous:
-            return self.env_maker(ThisProcess(), training=False)
-        return partial(self.make_env, training=False)
-
     def make_actors(self, num_actors: int, num_envs: int, **workers: Any) -> DistributedActors:
         """Build actors, each with a copy of the policy, that are closed at the end of the run.
 
@@ -392,11 +379,12 @@ class Run:
 
     def model_maker(self) -> Callable[[], nn.Module]:
         """Return a function that builds the model with the same initial weights on each call."""
+        make = make_model
+        if agent_spaces(*self.spaces) is not None:
+            from maze_train.training.multi_agent_models import make_joint_model as make
         config = self.config
         seed = self.seeds.integer("model")
-        return partial(
-            make_model, config.algorithm, config.model, config.policies, *self.spaces, seed
-        )
+        return partial(make, config.algorithm, config.model, config.policies, *self.spaces, seed)
 
     def make_learner(self, *args: object, **kwargs: object) -> Learner[Any, Any, Any]:
         """Build the learner of the model, given further arguments of its class.
@@ -460,7 +448,7 @@ class Run:
         }
         collector: Collector
         if config.runner.envs_per_actor:
-            from maze_train.collect.actor_collector import ActorCollector
+            from maze_train.collect.actors import ActorCollector
 
             def forget(lost: Array) -> None:
                 envs = torch.from_numpy(lost)
@@ -486,8 +474,6 @@ class Run:
         if training:
             self.env_calls.in_training_envs.append(collector.make_calls)
         if agent_spaces(*self.spaces) is not None:
-            from maze_train.collect.turns import turns_of
-
             joint: Any = acting
             splitter = turns_of(joint, **(turns or {}))
             collector.split_turns(splitter, records_log_probs=records_log_probs)
@@ -497,13 +483,14 @@ class Run:
         """Build an evaluator that plays `n_episodes` episodes seeded from a named stream."""
         config, is_test = self.config.evaluation, stream != "evaluation"
         evaluator = RolloutEvaluator(
-            partial(self.make_env, training=False) if is_test else self.evaluation_envs(),
+            partial(self.make_env, training=False),
             n_episodes,
-            concurrency=config.concurrency,
+            concurrency=config.num_envs(self.config.runner.concurrency),
             seed=self.seeds.integer(stream),
             deterministic=config.deterministic,
             info_keys=self.config.tracking.info_keys,
             is_guarded=config.max_episode_steps is None,
+            notes_zero_sum=not (config.opponents or config.metric or is_test),
             calls=self.env_calls.evaluation,
             infos=self.infos,
         )
@@ -628,8 +615,6 @@ class Trainer(ABC):
         # Environment steps at the last evaluation, and the metrics of evaluations in this epoch.
         self._evaluated_at = 0
         self._evaluated: dict[str, float] = {}
-        # Rows of finished epochs that wait for a pending evaluation.
-        self._rows: list[dict[str, float]] = []
 
     @classmethod
     def make_source(cls, run: Run) -> Source:
@@ -772,8 +757,6 @@ class Trainer(ABC):
                 if self.run.checkpoints is not None and not stop.at_once:
                     stop.checkpoint = self._save_checkpoint(within_epoch=True)
                 raise
-            finally:
-                self._write_rows(self.epoch)
         return self.summary()
 
     def _run_epochs(self, last_epoch: int) -> None:
@@ -852,7 +835,7 @@ class Trainer(ABC):
         self._call("on_epoch_end", row)
         for name in metrics.keys() - self._evaluated.keys():
             del row[name]  # Result of an earlier epoch.
-        if self.stop_reason and (not metrics or self._pending is not None):
+        if self.stop_reason and not metrics:
             self._evaluate_if_due(closed)  # A callback stopped training after the check.
             row.update(self._evaluated)
         row.update(self.settings.metrics(self.progress(self._last_epoch)))
@@ -861,9 +844,8 @@ class Trainer(ABC):
         row[TimeEvents.total_s.tag] = self.wall_time_s
         seconds -= row.get("train/compile_s", 0.0)
         row[TimeEvents.steps_per_second.tag] = (self.env_steps - self._epoch_began_steps) / seconds
-        self._rows.append(row)
         self.epoch += 1
-        self._write_rows(self.epoch if self._pending is None else self._pending.epoch - 1)
+        self.run.tracker.write(row)
         self._row, self._evaluated = None, {}
         self._updates_in_epoch = 0
         self._epoch_began_s, self._epoch_began_steps = self.wall_time_s, self.env_steps
@@ -938,69 +920,21 @@ class Trainer(ABC):
         if not due:
             return {}
         metrics: dict[str, float] = {}
-        started = time.perf_counter()
-        for of, metrics in self._evaluations():
-            if steps:
-                metrics["eval/env_steps"] = self.env_steps if of is None else of.env_steps
-            self._select(metrics, of)
-            self._call("on_evaluation_end", metrics)
-            self._row_of(self.epoch + 1 if of is None else of.epoch).update(metrics)
+        selection = self.run.model_selection
         if self.run.evaluator is not None:
-            before = self._evaluated.get(TimeEvents.evaluate_s.tag, 0.0)
-            self._evaluated[TimeEvents.evaluate_s.tag] = before + time.perf_counter() - started
-        is_known = bool(metrics) or self.run.evaluator is None
-        if (
-            self.run.model_selection is not None
-            and is_known
-            and not self.run.model_selection.updates
-        ):
-            check_metric(self.run.selection_metric, {*row, *metrics}, self.model)
-        return metrics
-
-    def _evaluations(self) -> Iterator[tuple[PendingEvaluation | None, dict[str, float]]]:
-        """Evaluate the policy; yield the metrics, each with the evaluation if it was pending.
-
-        In the background, an evaluation is only started, and the metrics are those of the earlier
-        evaluation. If training stops, the metrics of both are yielded.
-        """
-        if self.run.evaluator is None:
-            return
-        if self.run.background is None:
+            started = time.perf_counter()
             metrics = self._evaluate_unless_interrupted(self.run.evaluator)
             self._evaluated_at = self.env_steps
-            yield None, metrics
-            return
-        yield from self._joined(self.run.background)
-        if self._evaluated_at < self.env_steps:
-            self.run.background.begin(self.model, self.epoch + 1, self.env_steps)
-            self._evaluated_at = self.env_steps
-        if self.stop_reason:
-            yield from self._joined(self.run.background)
-
-    def _joined(
-        self, background: BackgroundEvaluator
-    ) -> Iterator[tuple[PendingEvaluation, dict[str, float]]]:
-        """Wait for the pending evaluation, if any, and yield it with its metrics."""
-        with self.run.interruption.immediate():
-            joined = background.join()
-        if joined is not None:
-            self._keep_return(joined[1])
-            yield joined
-
-    @property
-    def _pending(self) -> PendingEvaluation | None:
-        """The evaluation that runs in another process."""
-        return None if self.run.background is None else self.run.background.pending
-
-    def _row_of(self, epoch: int) -> dict[str, float]:
-        """Return the metrics of an epoch that are not written yet."""
-        rows = {row["epoch"]: row for row in self._rows}
-        return rows.get(epoch, self._evaluated if epoch == self.epoch + 1 else {})
-
-    def _write_rows(self, last_epoch: int) -> None:
-        """Write the rows up to an epoch."""
-        while self._rows and self._rows[0]["epoch"] <= last_epoch:
-            self.run.tracker.write(self._rows.pop(0))
+            if steps:
+                metrics["eval/env_steps"] = self.env_steps
+            self._select(metrics)
+            self._call("on_evaluation_end", metrics)
+            self._evaluated.update(metrics)
+            before = self._evaluated.get(TimeEvents.evaluate_s.tag, 0.0)
+            self._evaluated[TimeEvents.evaluate_s.tag] = before + time.perf_counter() - started
+        if selection is not None and not selection.updates:
+            check_metric(self.run.selection_metric, {*row, *metrics}, self.model)
+        return metrics
 
     def _evaluate_unless_interrupted(self, evaluator: Evaluator) -> dict[str, float]:
         """Evaluate; restore the state of the evaluator after a signal or an error in user code."""
@@ -1024,13 +958,8 @@ class Trainer(ABC):
     def _keep_return(self, metrics: dict[str, float]) -> None:
         self.final_eval_return_mean = metrics.get("eval/episode_return_mean", math.nan)
 
-    def _select(self, metrics: dict[str, float], of: PendingEvaluation | None = None) -> None:
-        """Pass the score to the model selection if the metrics contain it.
-
-        Args:
-            metrics: The metrics.
-            of: Evaluation of earlier weights; None: metrics of the current weights.
-        """
+    def _select(self, metrics: dict[str, float]) -> None:
+        """Pass the score to the model selection if the metrics contain it."""
         selection, wanted = self.run.model_selection, self.run.selection_metric
         score = metric_of(metrics, wanted)
         if selection is None or score is None:
@@ -1038,11 +967,8 @@ class Trainer(ABC):
         if wanted not in metrics and not selection.updates:
             check_metric(wanted, metrics, self.model)
             notify(f"note: no episode has reported is_success, so {wanted} is 0")
-        if of is None:
-            self._score = score
-            selection.update(score, self.epoch + 1)
-        else:
-            selection.update(score, of.epoch, of.weights)
+        self._score = score
+        selection.update(score, self.epoch + 1)
         if not self.stop_reason and selection.patience_is_exhausted(self.run.limits.patience):
             self.stop_reason = "patience"
 
@@ -1081,7 +1007,6 @@ class Trainer(ABC):
             "statistics": self.statistics.state_dict(),
             "row": self._row,
             "evaluated": (self._evaluated_at, self._evaluated),
-            "rows": list(self._rows),
             "progress": {name: getattr(self, name) for name in PROGRESS},
             "exact": self.exact,
             "has_started": self.has_started,
@@ -1112,7 +1037,6 @@ class Trainer(ABC):
         self.statistics.load_state_dict(state["statistics"])
         self._row = state["row"]
         self._evaluated_at, self._evaluated = state.get("evaluated", (0, {}))
-        self._rows = list(state.get("rows", ()))
         for name in PROGRESS:
             setattr(self, name, state["progress"][name])
         # Checkpoints of earlier versions lack both entries.

@@ -639,10 +639,7 @@ class LocalProcesses(RemoteBackend):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (hasattr(select, "poll") and hasattr(signal, "pthread_sigmask")):
-            problem = (
-                "worker processes require Linux or macOS; use runner=dev, a single learner and "
-                "evaluation.asynchronous=false"
-            )
+            problem = "worker processes require Linux or macOS; use runner=dev and a single learner"
             raise ConfigError("runner", problem)
         check_one_of("start_method", self.start_method, START_METHODS)
 

@@ -25,7 +25,7 @@ from maze_train.spaces.agents import AgentSpaces
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import flat_space_of, sampled_for
 from maze_train.training.config import PolicyConfig
-from maze_train.training.models import build_joint_model
+from maze_train.training.multi_agent_models import build_joint_model
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -31,7 +31,7 @@ from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ObservationNormalizationConfig, RecurrentConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.spaces.agents import AgentSpaces
-from maze_train.training.models import build_joint_model
+from maze_train.training.multi_agent_models import build_joint_model
 
 if TYPE_CHECKING:
     from pathlib import Path

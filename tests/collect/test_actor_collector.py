@@ -26,8 +26,7 @@ from actor_envs import (
 from cases import everyday
 from rollouts_compared import assert_same_rollouts
 
-from maze_train.collect.actor_collector import ActorCollector
-from maze_train.collect.actors import DistributedActors
+from maze_train.collect.actors import ActorCollector, DistributedActors
 from maze_train.collect.collector import RolloutCollector, SingleModule
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.errors import EnvError, WorkerError

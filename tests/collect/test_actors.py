@@ -36,8 +36,7 @@ from cases import everyday
 from leftovers import has_ended
 from rollouts_compared import assert_same_rollouts
 
-from maze_train.collect.actor_worker import ActorPolicy
-from maze_train.collect.actors import DistributedActors, GatheredRollouts, StepCounts
+from maze_train.collect.actors import ActorPolicy, DistributedActors, GatheredRollouts, StepCounts
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.collect.gathering import GatheringActors
 from maze_train.core.errors import WorkerError

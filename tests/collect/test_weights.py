@@ -17,12 +17,7 @@ from actor_envs import OBSERVATIONS, model_maker, set_version
 from gymnasium import spaces
 from torch import nn
 
-from maze_train.collect.actor_worker import (
-    WeightsReader,
-    WeightsWriter,
-    acting_state,
-    weights_nbytes,
-)
+from maze_train.collect.actors import WeightsReader, WeightsWriter, acting_state, weights_nbytes
 from maze_train.core.errors import TrainingError
 from maze_train.nets.joint import JointModel
 

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from goal_envs import NoReward
+from goal_envs import NoReward, PointToGoal
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -423,6 +423,35 @@ def test_environments_without_goals_raise(tmp_path, env, error, message):
     """The error is raised before the run directory is created, or in the first step."""
     with pytest.raises(error, match=message):
         run(tmp_path / "run", env=env)
+
+
+class MovingGoal(PointToGoal):
+    """The goal moves after each step; the reward depends on the goal that was pursued."""
+
+    pursued = True
+
+    def step(self, action):
+        before = self.goal
+        *_, truncated, info = super().step(action)
+        self.goal = (self.goal + 0.3).clip(-1.0, 1.0) * [1.0, -1.0]
+        goal = before if self.pursued else self.np_random.uniform(-1.0, 1.0, 2)
+        reward = float(self.compute_reward(self.position, goal, {}))
+        return self._observed(), reward, self.ends and not reward, truncated, info
+
+
+class RandomGoal(MovingGoal):
+    """The reward depends on a goal that is not observed."""
+
+    pursued = False
+
+
+def test_goals_may_move_within_an_episode(tmp_path):
+    """The recorded reward may depend on the goal before or after the step, and on no other."""
+    for ends in (False, True):
+        env = {"_target_": "test_hindsight.MovingGoal", "kwargs": {"ends": ends}}
+        assert run(tmp_path / f"run{ends}", env=env).summary.env_steps == 480
+    with pytest.raises(EnvError, match="requires rewards that depend only on the goals"):
+        run(tmp_path / "other", env={"_target_": "test_hindsight.RandomGoal"})
 
 
 class Asking(UniformReplayBuffer):

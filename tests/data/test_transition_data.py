@@ -54,7 +54,9 @@ def test_transitions_of_selected_episodes_are_in_order(in_memory, per_part):
     """Transitions are in order, without final observations, and with the agent's actions."""
     dataset = numbered([3, 1, 4, 2], DatasetMetadata(LINE, GRIP), per_part)
     from_env = distribution_for(GRIP, {}).from_env
-    data = TransitionData(dataset, np.array([0, 2, 3]), from_env, in_memory=in_memory)
+    data = TransitionData(dataset, np.array([0, 2, 3]), from_env)
+    if in_memory:
+        data.load()
     assert data.num_samples == 9
     wanted = [0, 1, 2, 2000, 2001, 2002, 2003, 3000, 3001]
     for size in (1, 4, 100):
@@ -73,7 +75,9 @@ def test_transitions_of_dict_spaces_keep_dtypes(in_memory):
     trajectories = random_trajectories(NESTED, GRIPS, (4, 2))
     dataset = TrajectoryDataset.from_trajectories(trajectories, DatasetMetadata(NESTED, GRIPS))
     from_env = distribution_for(GRIPS, {}).from_env
-    data = TransitionData(dataset, np.array([0, 1]), from_env, in_memory=in_memory)
+    data = TransitionData(dataset, np.array([0, 1]), from_env)
+    if in_memory:
+        data.load()
     obs, actions = data.batch(torch.tensor([5, 1]))
     dtypes = {"goal": torch.int64, "robot/0": torch.float32, "robot/1/camera": torch.uint8}
     assert {key: leaf.dtype for key, leaf in obs.items()} == dtypes
@@ -97,8 +101,10 @@ def test_transitions_of_agents_exclude_waiting_steps(in_memory):
 
     def data(agents, episodes=(0, 1)):
         from_env = distribution_for(several.actions[agents[0]], {}).from_env
-        more = {"in_memory": in_memory, "agents": agents}
-        return TransitionData(dataset, np.array(episodes), from_env, **more)
+        found = TransitionData(dataset, np.array(episodes), from_env, agents=agents)
+        if in_memory:
+            found.load()
+        return found
 
     both = data(["b", "a"])
     obs, actions = both.batch(torch.arange(both.num_samples))
@@ -142,12 +148,13 @@ def joint_episodes(acts, metadata):
 
 def test_transitions_with_invalid_actions_raise():
     """Invalid actions raise SpaceError, also if the file was not verified."""
-    metadata = DatasetMetadata(LINE, spaces.Discrete(9))
-    dataset = numbered([3], metadata)
+    actions = spaces.Discrete(9)
+    dataset = numbered([3], DatasetMetadata(LINE, actions))
     part = dataset.parts[0]
     part.actions[1] = 100
+    data = TransitionData(dataset, np.array([0]), distribution_for(actions, {}).from_env)
     with pytest.raises(SpaceError, match="100"):
-        TransitionData(dataset, np.array([0]), distribution_for(spaces.Discrete(9), {}).from_env)
+        data.batch(torch.arange(3))
 
 
 # -- the split --------------------------------------------------------------------------------

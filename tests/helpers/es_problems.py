@@ -24,7 +24,7 @@ from maze_train.algorithms.es.population import (
     SharedNoiseTable,
     trained_size,
 )
-from maze_train.collect.actor_worker import WeightsWriter, weights_nbytes
+from maze_train.collect.actors import WeightsWriter, weights_nbytes
 from maze_train.collect.episode_pool import EpisodePool
 from maze_train.collect.play import EpisodeQueue, EpisodeRunner
 from maze_train.collect.recording import PlaySettings

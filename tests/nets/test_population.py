@@ -33,7 +33,7 @@ from maze_train.nets.population import (
 from maze_train.spaces.agents import AgentSpaces
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import sampled_for
-from maze_train.training.models import build_joint_model
+from maze_train.training.multi_agent_models import build_joint_model
 
 COUNTS = (1, 3, 32, 33, 64)
 STEPS = 3

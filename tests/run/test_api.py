@@ -305,6 +305,15 @@ def test_evaluate_equals_a_rollout_of_the_run() -> None:
         evaluate(policy, "CartPole-v1", n_episodes=0)
 
 
+def test_evaluate_plays_one_episode_at_a_time_in_an_environment_object(capsys: Any) -> None:
+    """The results equal those of a class; the environment stays open."""
+    with gymnasium.make("CartPole-v1") as env:
+        found = evaluate(lambda obs: 1, env, n_episodes=4)
+        assert repr(found) == repr(evaluate(lambda obs: 1, "CartPole-v1", n_episodes=4))
+        assert env.reset(seed=0)[0].shape == (4,)
+    assert capsys.readouterr().err.count("plays one episode at a time") == 1
+
+
 class Judge(Evaluator):
     """Evaluator that uses every method available to custom evaluators."""
 

@@ -212,12 +212,6 @@ def build_other(*given: Any, **settings: Any) -> nn.Module:
             {"algorithm.loss": {"_target_": "own_parts.OwnPPOConfig"}},
             "expected a subclass of maze_train.BCLoss",
         ),
-        ({"evaluation.metric": "validation/accurcy"}, "validation/discrete_accuracy"),
-        ({"evaluation.metric": "eval/episode_return_mean"}, "not reported"),
-        (
-            {"evaluation.metric": "validation/loss", "algorithm.validation_percentage": 0},
-            "not reported",
-        ),
     ],
 )
 def test_invalid_bc_settings_raise(tmp_path, cartpole, changes, message):
@@ -229,6 +223,23 @@ def test_invalid_bc_settings_raise(tmp_path, cartpole, changes, message):
         train(**given)
     assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"evaluation.metric": "validation/accurcy"}, "validation/discrete_accuracy"),
+        ({"evaluation.metric": "eval/episode_return_mean"}, "not reported"),
+        (
+            {"evaluation.metric": "validation/loss", "algorithm.validation_percentage": 0},
+            "not reported",
+        ),
+    ],
+)
+def test_metric_that_bc_does_not_report_raises(tmp_path, cartpole, settings, message):
+    """The error is raised at the first evaluation."""
+    with pytest.raises(ConfigError, match=message):
+        start(tmp_path / "run", cartpole, **settings)
 
 
 def test_damaged_dataset_raises_or_is_skipped(tmp_path, capsys, cartpole):
@@ -281,7 +292,7 @@ def test_unmasked_components_need_not_be_legal(tmp_path):
 
 def test_validation_uses_other_episodes(tmp_path, cartpole, monkeypatch):
     """Trap 51: training and validation use different episodes, split by the seed."""
-    from maze_train.algorithms.bc import build as bc
+    from maze_train.algorithms.bc import trainer as bc
 
     seen = []
     original = bc.split_episodes
@@ -301,7 +312,7 @@ def test_validation_uses_other_episodes(tmp_path, cartpole, monkeypatch):
 
 def test_large_datasets_stay_in_files(tmp_path, cartpole, monkeypatch):
     """Large datasets stay in files; `storage=memory` raises an error."""
-    from maze_train.algorithms.bc import build as bc
+    from maze_train.algorithms.bc import trainer as bc
 
     start(tmp_path / "memory", cartpole)
     monkeypatch.setattr(bc, "available_memory", lambda device: 1000)

@@ -195,10 +195,6 @@ MEMORY = {"agents": ["referee"], "model": {"rnn": {"cell": "gru", "size": 4}}}
             {"env": None, "algorithm.validation_percentage": 0},
             r"evaluation\.metric = '': required to select .* of train/players/policy_loss, train/j",
         ),
-        (
-            {"evaluation.metric": "validation/players/lsos"},
-            r"not reported; did you mean validation/players/loss\?",
-        ),
         ({"policies": {"players": PLAYERS}}, r"policies = \['players'\]: no policy for referee"),
         ({"policies_to_train": []}, r"policies_to_train = \[\]: no policy would be trained"),
         (
@@ -207,7 +203,7 @@ MEMORY = {"agents": ["referee"], "model": {"rnn": {"cell": "gru", "size": 4}}}
         ),
         ({"env": "CartPole-v1"}, r"env = 'CartPole-v1': has the observation space"),
     ],
-    ids=["memory", "metric", "typo", "left out", "no one", "opponents", "env"],
+    ids=["memory", "metric", "left out", "no one", "opponents", "env"],
 )
 def test_invalid_multi_agent_settings_raise(more: dict[str, Any], problem: str) -> None:
     """The error contains key, value and allowed values; no run is created."""

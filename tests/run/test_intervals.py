@@ -98,6 +98,18 @@ def test_interval_in_epochs_and_steps_raises(key: str, value: int) -> None:
         short_run(**{key: value, f"{key}_steps": 64})
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "steps"), [("ppo", 32), ("a2c", 32), ("sac", 8), ("impala", 32)]
+)
+def test_an_interval_shorter_than_an_update_is_refused(algorithm: str, steps: int) -> None:
+    """The error names the interval and the number of steps of an update."""
+    short = {"evaluation.interval_steps": steps - 1}
+    problem = f"interval_steps = {steps - 1}: shorter than an update of {steps} steps"
+    with pytest.raises(ConfigError, match=problem):
+        short_run(algorithm=algorithm, **short)
+    short_run(algorithm=algorithm, **{"evaluation.interval_steps": steps}, total_steps=128)
+
+
 def test_interval_crossing_includes_its_end() -> None:
     """An interval that ends at a multiple crosses it; one that starts there does not."""
     cases = {(10, 0, 9): False, (10, 9, 10): True, (10, 10, 19): False, (10, 5, 45): True}

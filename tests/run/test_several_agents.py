@@ -19,7 +19,8 @@ from maze_train import ConfigError, TrainingError, load_learner, load_policy, ru
 from maze_train.data.replay import PrioritizedReplayBuffer
 from maze_train.spaces.agents import AgentSpaces
 from maze_train.training.config import PolicyConfig
-from maze_train.training.models import check_id, modules_of, policies_of_agents
+from maze_train.training.models import modules_of
+from maze_train.training.multi_agent_models import check_id, policies_of_agents
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 

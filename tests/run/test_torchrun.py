@@ -509,13 +509,12 @@ def test_torchrun_starts_only_single_runs(
         ({"runner.envs_per_actor": 2}, "runner.envs_per_actor = 2: not supported with torchrun"),
         ({"runner.concurrency": 5}, "runner.concurrency = 5: expected a multiple of the 2"),
         ({"runner": "ray"}, "runner = 'ray': expected dev or local with torchrun"),
-        ({"evaluation.asynchronous": True}, "asynchronous = True: not supported with torchrun"),
         (
             {"algorithm": "bc", "runner.dataset": "x"},
             "algorithm = 'bc': not supported with torchrun: bc learns from a dataset",
         ),
     ],
-    ids=["impala", "es", "n_learners", "actors", "concurrency", "ray", "asynchronous", "bc"],
+    ids=["impala", "es", "n_learners", "actors", "concurrency", "ray", "bc"],
 )
 def test_unsupported_settings_of_several_processes_raise(
     launched: Any, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], text: str

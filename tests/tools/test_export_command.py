@@ -15,7 +15,7 @@ from maze_train.cli import main
 from maze_train.config.compose import load_config, load_settings
 from maze_train.config.writing import config_text
 from maze_train.training.evaluators import copy_of_weights
-from maze_train.training.models import make_model
+from maze_train.training.multi_agent_models import make_joint_model
 from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
 
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
@@ -38,7 +38,7 @@ def write_policy(env):
     made = EnvFactory.from_any(config.env)()
     here = made.observation_space, made.action_space
     made.close()
-    model = make_model(config.algorithm, config.model, {}, *here, 0)
+    model = make_joint_model(config.algorithm, config.model, {}, *here, 0)
     settings = config_text(config).partition("# signature")[0]  # the configuration is unsigned
     PolicyWriter(*here, settings)(Path("run/best"), copy_of_weights(model), {})
     return TrainedPolicy(model, *here)

@@ -30,7 +30,7 @@ from maze_train.spaces.describe import FlatView, flatten_value, space_from_dict,
 from maze_train.tools import export as formats
 from maze_train.tools.export import PolicyStep, drawn_observations, export_policy
 from maze_train.training.config import PolicyConfig
-from maze_train.training.models import build_joint_model
+from maze_train.training.multi_agent_models import build_joint_model
 from maze_train.training.policy_files import TrainedPolicy
 
 VECTOR = spaces.Box(-np.inf, np.inf, (5,), np.float64)

@@ -420,7 +420,9 @@ def test_search_of_zero_sum_games_uses_the_selection_metric(
     monkeypatch.chdir(tmp_path)
     runs.metric = "eval/vs_random/return_mean"
     ranges = {"algorithm.gamma": {"low": 0.5, "high": 0.9}}
-    result = search({"_target_": "agent_envs.Rochambeau"}, "ppo", ranges, n_trials=1, study="s")
+    foes = {"evaluation.opponents": {"random": "random"}}
+    game = {"_target_": "agent_envs.Rochambeau"}
+    result = search(game, "ppo", ranges, n_trials=1, study="s", **foes)
     assert (result.metric, result.rows[0]["state"]) == (runs.metric, "complete")
 
 

@@ -56,20 +56,16 @@ def test_best_score_is_kept(scores, mode, told, best):
         assert math.isnan(selection.best_score)
 
 
-@pytest.mark.parametrize(
-    ("scores", "best", "told"), [([0.0, 0.0, 0.0], 3, True), ([0.0, 1.0, 0.0, 1.0], 4, False)]
-)
-def test_equal_zero_sum_scores_keep_the_later_policy(scores, best, told, capsys):
+@pytest.mark.parametrize(("scores", "best"), [([0.0, 0.0, 0.0], 3), ([0.0, 1.0, 0.0, 1.0], 4)])
+def test_equal_zero_sum_scores_keep_the_later_policy(scores, best):
     """For equal scores in zero-sum games, the later policy is kept, also after resuming."""
     selection, _, answers = run(scores, may_cancel=True)
     assert (selection.best_epoch, answers[-1]) == (best, False)
-    assert ("the first two policies have the same" in capsys.readouterr().err) is told
     assert selection.updates_since_best == 2
     again = BestModelSelection(make_model(), may_cancel=True)
     again.load_state_dict(loads(dumps(selection.state_dict())))
     again.update(scores[-1], 9)
     assert again.best_epoch == 9
-    assert capsys.readouterr().err == ""
 
 
 def test_best_weights_are_a_copy():

@@ -20,7 +20,7 @@ from maze_train.nets.joint import JointModel
 from maze_train.nets.policy_model import build_policy
 from maze_train.spaces.agents import AgentSpaces
 from maze_train.training import models, policy_files
-from maze_train.training import models as several_agents
+from maze_train.training import multi_agent_models as several_agents
 from maze_train.training.evaluators import copy_of_weights
 from maze_train.training.policy_files import (
     PolicyWriter,
@@ -490,7 +490,7 @@ ALIKE = AgentSpaces({"b": FEW, "c": FEW}, dict.fromkeys("bc", CHOICE))
 )
 def test_module_weights_are_mapped_to_model_names(pair):
     """Weights of modules are mapped to the names of the model."""
-    model = several_agents.make_model(
+    model = several_agents.make_joint_model(
         PPOAlgorithmConfig(), ModelConfig(hidden_sizes=[3]), {}, *pair, seed=0
     )
     modules = {key: module.state_dict() for key, module in models.modules_of(model).items()}
@@ -505,4 +505,4 @@ def test_single_agent_algorithm_raises_for_agents():
     with pytest.raises(
         ConfigError, match=r"algorithm = 'own': trains a single agent.*with supports_multi_agent"
     ):
-        several_agents.make_model(OwnConfig(), ModelConfig(), *given, seed=0)
+        several_agents.make_joint_model(OwnConfig(), ModelConfig(), *given, seed=0)

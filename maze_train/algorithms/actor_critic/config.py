@@ -120,6 +120,10 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
                 self.sequence_length,
             )
 
+    def steps_per_update(self, concurrency: int) -> int:
+        """Return the environment steps of an update."""
+        return concurrency * self.n_rollout_steps
+
     def shortened(self) -> ActorCriticConfig:
         """Return the settings of a dry run: one update of a short rollout, as one sequence."""
         steps = min(self.n_rollout_steps, self.sequence_length or DRY_RUN_STEPS, DRY_RUN_STEPS)

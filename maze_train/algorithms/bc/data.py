@@ -59,7 +59,8 @@ def split_episodes(
 class TransitionData:
     """Transitions from selected episodes of a dataset, numbered from 0.
 
-    Final observations are excluded, because they have no action.
+    Final observations are excluded, because they have no action. Each batch is read from the
+    (mapped) dataset, unless `load` was called.
 
     In multi-agent environments, a transition contains the observation and the action of an agent at
     the start of a turn, see `TurnSplitter`.
@@ -68,8 +69,6 @@ class TransitionData:
         dataset: The dataset.
         episodes: Increasing indices of the episodes.
         from_env: Converts environment actions to policy actions, see `Distribution.from_env`.
-        in_memory: Whether to convert all transitions once and store them in memory. Otherwise each
-            batch is read from the (mapped) dataset. Batches are identical in both cases.
         agents: Agents to include, which must have the same spaces; empty for single-agent datasets.
 
     Attributes:
@@ -85,7 +84,6 @@ class TransitionData:
         episodes: Array,
         from_env: Callable[[TensorTree], TensorTree],
         *,
-        in_memory: bool = True,
         agents: Sequence[str] = (),
     ) -> None:
         metadata = dataset.metadata
@@ -105,8 +103,6 @@ class TransitionData:
         self._starts = np.concatenate([np.zeros(1, np.int64), ends])
         self.num_samples = int(self._starts[-1])
         self._kept: tuple[TensorTree, TensorTree] | None = None
-        if in_memory and self.num_samples:
-            self._kept = self._converted()
 
     @property
     def num_bytes(self) -> int:
@@ -149,8 +145,16 @@ class TransitionData:
         for start in range(0, self.num_samples, size):
             yield self.batch(torch.arange(start, min(start + size, self.num_samples)))
 
-    def _converted(self) -> tuple[TensorTree, TensorTree]:
-        obs, actions = (self._empty(tree) for tree in self._read(np.zeros(1, np.int64)))
+    def load(self) -> None:
+        """Convert all transitions and store them in memory, so that batches need no files."""
+        if self._kept is not None or not self.num_samples:
+            return
+
+        def empty(x: Tensor) -> Tensor:
+            return x.new_empty((self.num_samples, *x.shape[1:]))
+
+        first = self._read(np.zeros(1, np.int64))
+        obs, actions = tree_map(empty, first[0]), tree_map(empty, first[1])
         start = 0
         for block in self.blocks():
             stop = start + len(tree_leaves(block[0])[0])
@@ -158,10 +162,7 @@ class TransitionData:
                 for leaf, values in zip(tree_leaves(target), tree_leaves(source), strict=True):
                     leaf[start:stop] = values
             start = stop
-        return obs, actions
-
-    def _empty(self, like: TensorTree) -> TensorTree:
-        return tree_map(lambda x: x.new_empty((self.num_samples, *x.shape[1:])), like)
+        self._kept = obs, actions
 
     def _read(self, numbers: Array) -> tuple[TensorTree, TensorTree]:
         """Read transitions from the arrays of the dataset."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from maze_train.collect.actor_worker import WeightsReader, WeightsWriter, weights_nbytes
+from maze_train.collect.actors import WeightsReader, WeightsWriter, weights_nbytes
 from maze_train.collect.episode_pool import EpisodePool, MakeEnv
 from maze_train.collect.play import Episode, ObservationMoments, PlayedEpisode
 from maze_train.collect.recording import PlaySettings

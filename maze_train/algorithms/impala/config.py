@@ -133,6 +133,10 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
         size = min(self.actors_batch_size, self.num_actors)
         return replace(trial, actors_batch_size=size, replay_proportion=1.0)
 
+    def steps_per_update(self, concurrency: int) -> int:
+        """Return the environment steps of an update."""
+        return self.actors_batch_size * self.n_rollout_steps * concurrency // self.num_actors
+
     def check_concurrency(self, concurrency: int) -> None:
         """Raise if the environments cannot be distributed evenly over the actors."""
         if concurrency % self.num_actors:

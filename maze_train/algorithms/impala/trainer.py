@@ -11,8 +11,7 @@ from maze_train.algorithms.actor_critic.trainer import begin_statistics
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.algorithms.impala.learner import ActorEvents, ActorTimeEvents
 from maze_train.algorithms.impala.replay import RolloutReplay
-from maze_train.collect.actor_worker import ActorPolicy
-from maze_train.collect.actors import DistributedActors, GatheredRollouts
+from maze_train.collect.actors import ActorPolicy, DistributedActors, GatheredRollouts
 from maze_train.core.events import Statistics
 from maze_train.learner.config import Progress
 from maze_train.learner.modules import DEFAULT_MODULE

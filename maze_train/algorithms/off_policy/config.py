@@ -185,6 +185,10 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
             found[f"replay_buffer.{key}"] = Schedule(start=node.get(key, start), end=1.0)
         return found
 
+    def steps_per_update(self, concurrency: int) -> int:
+        """Return the environment steps of an update."""
+        return concurrency * self.n_rollout_steps
+
     def check_concurrency(self, concurrency: int) -> None:
         """Raise if the buffer is too small for one update of all environments."""
         rollout = concurrency * self.n_rollout_steps
