@@ -341,13 +341,14 @@ def test_episodes_of_killed_processes_are_repeated(
     with closing(kind()) as here:
         expected = here.take(count, count) if kind is Rollouts else here.take(count)
     with closing(kind(n_workers=2, num_envs=6, on_worker_failure="restart")) as there:
+        pool = there.of.pool if kind is Rollouts else there.of
         with there.generate(count) as results:
             found = [bits_of(next(results)) for _ in range(after)]
             for victim in victims:
-                os.kill(processes_of(there.of)[victim].pid, signal.SIGKILL)
+                os.kill(processes_of(pool)[victim].pid, signal.SIGKILL)
             found += map(bits_of, islice(results, count - after))
         assert found == expected
-        assert there.of.worker_restarts == len(victims)
+        assert pool.worker_restarts == len(victims)
         told = capfd.readouterr().err
         for victim in victims:
             name = rf"worker {victim} \(environments {3 * victim} to {3 * victim + 2}\)"
@@ -355,12 +356,12 @@ def test_episodes_of_killed_processes_are_repeated(
             assert re.search(words, told)
         assert re.search(r"SIGKILL.*with the seeds \d+", told)
         # A worker killed between rounds is replaced when it is needed; its steps remain counted.
-        made = there.of.steps_made
-        processes_of(there.of)[0].kill()
-        processes_of(there.of)[0].join()
+        made = pool.steps_made
+        processes_of(pool)[0].kill()
+        processes_of(pool)[0].join()
         assert there.take(6) == expected[:6]
-        assert there.of.steps_made > made
-        assert there.of.worker_restarts == len(victims) + 1
+        assert pool.steps_made > made
+        assert pool.worker_restarts == len(victims) + 1
 
 
 FAILURES = {
