@@ -925,9 +925,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
                 is missing in the file or the learner.
             RunDirectoryError: If the file is damaged.
         """
-        if Path(path).is_dir():
-            problem = "expected a file written by save_to_path; for a run: "
-            raise ConfigError("path", f"{problem}load_learner({str(path)!r})", str(path))
+        _check_no_run(path)
         state = loads(Path(path).read_bytes(), path)
         if component is not None:
             _check_components([component], state)
@@ -937,9 +935,17 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     @classmethod
     def from_checkpoint(cls, path: str | Path, *args: Any, **kwargs: Any) -> Self:
         """Create a learner from the arguments, and call `restore_from_path`."""
+        _check_no_run(path)  # Before the constructor, whose arguments are not needed for a run.
         learner = cls(*args, **kwargs)
         learner.restore_from_path(path)
         return learner
+
+
+def _check_no_run(path: str | Path) -> None:
+    """Raise ConfigError for a run directory, which `load_learner` loads."""
+    if Path(path).is_dir():
+        problem = "expected a file written by save_to_path; for a run: "
+        raise ConfigError("path", f"{problem}load_learner({str(path)!r})", str(path))
 
 
 def _check_components(names: Iterable[str], state: Mapping[str, Any]) -> None:
