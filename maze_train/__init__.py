@@ -38,14 +38,9 @@ __all__ = [
 """The most commonly used names; the other names of `__init__.pyi` can be imported as well."""
 
 
-RENAMED = {"ForeignVectorEnv": "ThirdPartyVectorEnv", "HasOwnLoss": "HasLoss"}
-"""New names, by the names in version 0.2.0."""
-
-
 def __getattr__(name: str) -> Any:
     if name not in HOMES:
-        hint = f"; it was renamed to {RENAMED[name]}" if name in RENAMED else ""
-        raise AttributeError(f"module 'maze_train' has no attribute {name!r}{hint}")
+        raise AttributeError(f"module 'maze_train' has no attribute {name!r}")
     value = getattr(importlib.import_module(HOMES[name]), name)
     globals()[name] = value
     return value

@@ -24,5 +24,3 @@ def test_public_names_can_be_imported():
         assert getattr(maze_train, name) is getattr(importlib.import_module(module), name)
     with pytest.raises(AttributeError, match="no attribute 'PPP'"):
         maze_train.PPP  # noqa: B018  # reading the attribute is the test
-    with pytest.raises(AttributeError, match="it was renamed to HasLoss"):
-        _ = maze_train.HasOwnLoss

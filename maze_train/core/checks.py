@@ -1,4 +1,4 @@
-"""Checks of settings (for `__post_init__`), of tensor shapes, and of renamed attributes."""
+"""Checks of settings (for `__post_init__`), and of tensor shapes."""
 
 from __future__ import annotations
 
