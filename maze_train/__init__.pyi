@@ -249,7 +249,7 @@ from maze_train.training.evaluators import Evaluator as Evaluator
 from maze_train.training.evaluators import ModelSelectionBase as ModelSelectionBase
 from maze_train.training.evaluators import MultiEvaluator as MultiEvaluator
 from maze_train.training.evaluators import RolloutEvaluator as RolloutEvaluator
-from maze_train.training.outcome import Interrupted as Interrupted
+from maze_train.core.signals import Interrupted as Interrupted
 from maze_train.training.outcome import Limits as Limits
 from maze_train.training.outcome import TrainingSummary as TrainingSummary
 from maze_train.training.policy_files import TrainedPolicy as TrainedPolicy

@@ -30,14 +30,14 @@ from maze_train.config.options import (
     DEBUG_VARIABLE,
     DONE,
     FAILURE,
-    PROGRAM,
     config_folders,
     config_names,
     group_names,
 )
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
+from maze_train.core.names import PROGRAM
 from maze_train.core.notices import notify, say
-from maze_train.training.outcome import Interruption, signal_of
+from maze_train.core.signals import Interruption, signal_of
 
 OF_ROLLOUTS = ("enjoy", "eval", "evaluate", "play", "test")
 """Names of the command `rollout` in other libraries."""
@@ -85,18 +85,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # Raised by options of Hydra.
         return stop.code if isinstance(stop.code, int) else FAILURE
     except Exception as error:
-        from maze_train.jobs import report
+        from maze_train.hydra_app import report
 
         return report(error, arguments, debug)
 
 
 def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
     """Pass the arguments to Hydra, which runs a single job or all jobs of a sweep."""
-    from maze_train.config import hydra_input
-    from maze_train.config.plugins import completions, extended_hydra
-    from maze_train.jobs import Job
+    from maze_train import hydra_app
+    from maze_train.hydra_sweeps import completions, extended_hydra
 
-    options, groups, line = hydra_input.parsed(arguments), group_names(), ""
+    options, groups, line = hydra_app.parsed(arguments), group_names(), ""
     config_name = "train"
     if options.shell_completion:
         program, *typed = os.environ.get("COMP_LINE", "").split(" ")
@@ -106,17 +105,17 @@ def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
         if found is not None:
             say("\n".join(found))
             return DONE
-        given = hydra_input.parsed(typed)
+        given = hydra_app.parsed(typed)
         config_name = given.config_name or config_name
-        line = " ".join([program, *hydra_input.normalise(given.overrides, folders), word])
+        line = " ".join([program, *hydra_app.normalise(given.overrides, folders), word])
     else:
         _check_spelling(options.overrides, config_names(folders))
         own_groups = {name for folder in folders for name in group_names(Path(folder))}
-        options.overrides = hydra_input.normalise(options.overrides, folders, options.multirun)
-        hydra_input.check_choices(options.overrides, [*groups, *own_groups])
-    job = Job(arguments, debug)
+        options.overrides = hydra_app.normalise(options.overrides, folders, options.multirun)
+        hydra_app.check_choices(options.overrides, [*groups, *own_groups])
+    job = hydra_app.Job(arguments, debug)
     with extended_hydra(folders):
-        hydra_input.start(job, options, config_name, line)
+        hydra_app.start(job, options, config_name, line)
     return job.exit_code()
 
 

@@ -36,6 +36,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("run",),
     ("tools",),
     ("jobs",),
+    ("hydra_app",),
+    ("hydra_sweeps",),
     ("cli", "api", "compat"),
     ("__main__",),
 )
@@ -187,7 +189,7 @@ def test_find_cycle_returns_a_cycle() -> None:
     assert set(find_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}})) == {"b", "c"}
 
 
-HYDRA_MODULES = ("config.compose", "config.hydra_input", "config.plugins", "config.launchers")
+HYDRA_MODULES = ("config.compose", "hydra_app", "hydra_sweeps")
 
 
 def test_only_listed_modules_import_hydra() -> None:

@@ -16,7 +16,7 @@ from maze_train import MLflowWriter, WandbWriter, load_policy, push_to_hub, sear
 from maze_train.core.errors import ConfigError, MissingExtraError
 from maze_train.core.targets import _too_old, import_extra
 from maze_train.envs.factory import EnvFactory
-from maze_train.jobs import report
+from maze_train.hydra_app import report
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -32,9 +32,9 @@ from short_runs import PPO, SMALL
 
 from maze_train import Callback
 from maze_train.cli import main
-from maze_train.config.sweeps import JobPool, StartedJob
 from maze_train.core.files import exclusive
 from maze_train.workers.backends import SIGNALS, signals_later
+from maze_train.workers.job_pool import JobPool, StartedJob
 
 if TYPE_CHECKING:
     from maze_train.config.train_config import TrainConfig
@@ -380,7 +380,7 @@ def test_parallel_jobs_are_limited_by_n_jobs_with_one_gpu_each(
 ) -> None:
     """At most `n_jobs` run in parallel, each with one GPU; the others wait."""
     cores = 2 if launcher == LOCAL[:1] else 9
-    monkeypatch.setattr("maze_train.config.sweeps.available_cores", lambda: cores)
+    monkeypatch.setattr("maze_train.workers.job_pool.available_cores", lambda: cores)
     together, running, most = FORK.Barrier(2), FORK.Value("i", 0), FORK.Value("i", 0)
 
     def train(config: TrainConfig) -> float:
@@ -466,7 +466,7 @@ def test_failing_sweep_ends_all_jobs(
         return 1.0
 
     maze_run.train = train
-    monkeypatch.setattr("maze_train.config.launchers.tell_end", notify)
+    monkeypatch.setattr("maze_train.hydra_sweeps.tell_end", notify)
     assert maze_run(*SWEEP, *LOCAL, "seed=0,1") == 1
     assert capfd.readouterr().err.endswith("maze-run: error: OSError: a full disk\n")
     assert ",0,NaN,ended by SIGTERM\n" in (maze_run.folder / "s/jobs.csv").read_text()

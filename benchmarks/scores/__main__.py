@@ -28,16 +28,16 @@ from benchmarks.scores.rows import Rows, commit, measured
 from maze_train.api import run_rollout
 from maze_train.config.compose import load_config
 from maze_train.config.options import FAILURE
-from maze_train.config.sweeps import LOG_FILE, JobRecord, LocalJobs, ProcessJob, StartedJob
 from maze_train.config.train_config import AUTO
 from maze_train.core.files import exclusive
 from maze_train.core.names import CHECKPOINTS
 from maze_train.core.notices import notify
+from maze_train.core.signals import Interruption
 from maze_train.core.text import duration, readable
 from maze_train.jobs import message_of
 from maze_train.run.rollout import TRAJECTORIES
 from maze_train.run.train import TrainingRunner
-from maze_train.training.outcome import Interruption
+from maze_train.workers.job_pool import LOG_FILE, JobRecord, LocalJobs, ProcessJob, StartedJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

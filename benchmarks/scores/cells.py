@@ -12,10 +12,10 @@ import hydra
 import yaml
 
 from maze_train.config.compose import load_config
-from maze_train.config.hydra_input import normalise, resolved_values
-from maze_train.config.plugins import extended_hydra
 from maze_train.core.conversion import config_to_dict
 from maze_train.core.targets import is_within
+from maze_train.hydra_app import normalise, resolved_values
+from maze_train.hydra_sweeps import extended_hydra
 from maze_train.tools.runs import NOT_COMPARED
 from maze_train.tracking.services import flattened
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from maze_train.core.errors import MazeTrainError
 from maze_train.core.targets import locate
 
-PROGRAM = "maze-run"
 DONE, FAILURE, CONFIGURATION_ERROR = 0, 1, 2
 """Exit codes of `maze-run`."""
 CONFIG_DIR, CONFIG_NAME = ("--config-dir", "-cd"), ("--config-name", "-cn")

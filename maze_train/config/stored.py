@@ -1,30 +1,37 @@
-"""Read the configuration of a run, which may be untrusted.
+"""Stored configurations of runs: text, signature, and reading, which may be of an untrusted file.
 
 Parsing takes bounded time and memory and executes no code. A name in the configuration is only
-imported if this user signed the file (see `signature`), if the name is a class of this package,
-PyTorch or gymnasium with the expected type, or if the user's settings contain or trust the name.
+imported if this user signed the file, if the name is a class of this package, PyTorch or gymnasium
+with the expected type, or if the user's settings contain or trust the name. The signature is a
+comment in the last line: HMAC-SHA256 (RFC 2104) over all preceding bytes. A stored configuration is
+complete and never composed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from maze_train.config.compose import PARTS, load_settings, place_of, section_of
-from maze_train.config.named_code import names_in, with_names
-from maze_train.config.reach import check_reach
 from maze_train.config.removed import without_removed
-from maze_train.config.signature import is_signed
 from maze_train.config.train_config import TrainConfig
-from maze_train.config.writing import MAX_BYTES, plain_values
-from maze_train.core.conversion import convert
+from maze_train.config.trust import check_reach, names_in, with_names
+from maze_train.core.conversion import config_to_dict, convert
 from maze_train.core.errors import ConfigError, RunDirectoryError
-from maze_train.core.files import read_regular
+from maze_train.core.files import atomic_write, read_regular, writable
+from maze_train.core.folders import OPENS_BELOW
 from maze_train.core.names import CONFIG
+from maze_train.core.plain_yaml import LOADER, dump_yaml
 from maze_train.core.targets import Stored, Trust, check_trusted
 
 PARTS_OF_POLICY = (
@@ -170,3 +177,187 @@ def _part_of(key: str) -> str | None:
     key = place_of(key)
     found = [part for part in PARTS if key.startswith((f"{part}.", f"{part}["))]
     return max(found, key=len, default=None)
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+MAX_BYTES, MAX_DEPTH, MAX_NUMBER = 250_000, 50, 1_000
+"""Limits: file size in bytes, nesting depth, and digits of a number."""
+
+
+def config_text(config: TrainConfig) -> str:
+    """Return the configuration of a run as YAML, signed by this user.
+
+    `run_dir`, `resume`, `trust` and `moved` are omitted, so that the file can be used for new runs.
+    """
+    config = replace(config, run_dir=None, resume=None, trust=[], moved=[])
+    return signed(dump_yaml(config_to_dict(config)))
+
+
+def check_text(text: str) -> None:
+    """Check that a configuration file will be readable.
+
+    Raises:
+        ConfigError: If the text would not be valid, for example because the text is too large.
+    """
+    try:
+        plain_values(text)
+    except ValueError as error:
+        raise ConfigError(CONFIG, f"would not be a valid file: {error}") from error
+
+
+def write_config(run_dir: Path, text: str) -> None:
+    """Write the configuration of a run.
+
+    Raises:
+        ConfigError: If the file cannot be written.
+    """
+    with writable("run_dir", run_dir), atomic_write(run_dir / CONFIG) as file:
+        file.write(text.encode())
+
+
+def plain_values(text: str) -> Any:
+    """Parse a YAML text; only the features used by `config_text` are allowed.
+
+    All YAML events are checked before any value is constructed.
+
+    Raises:
+        ValueError: If the text contains aliases, tags or duplicate keys, or exceeds a limit.
+        yaml.YAMLError: If the text is not valid YAML, or has multiple documents.
+    """
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"larger than {MAX_BYTES:,} bytes")
+    depth = 0
+    events: Iterator[Any] = yaml.parse(text, LOADER)
+    for event in events:
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        is_node, is_start = (
+            isinstance(event, kind) for kind in (yaml.NodeEvent, yaml.CollectionStartEvent)
+        )
+        if not is_node:
+            continue
+        depth += is_start
+        where = f"in line {event.start_mark.line + 1}"
+        if not (is_start or isinstance(event, yaml.ScalarEvent)) or event.tag is not None:
+            raise ValueError(f"an alias or a tag {where} is not allowed")
+        if depth > MAX_DEPTH:
+            raise ValueError(f"nested deeper than {MAX_DEPTH} levels {where}")
+        given = "" if is_start or not event.implicit[0] else event.value
+        if len(given) > MAX_NUMBER and given[0] in "+-.0123456789":
+            raise ValueError(f"a number of {len(given):,} digits {where}")
+    return yaml.load(text, _StrictLoader)
+
+
+class _StrictLoader(LOADER):  # type: ignore[misc]  # a class that is a value
+    """Loader that rejects duplicate and merged keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
+        """Construct a mapping; raise ValueError for duplicate keys."""
+        keys: set[object] = set()
+        for entry, _ in node.value:
+            key = self.construct_object(entry, deep=True)
+            is_scalar = not isinstance(key, (dict, list))
+            if not is_scalar or key in keys:
+                problem = f"duplicate key {key!r}" if is_scalar else "a key that is a collection"
+                raise ValueError(f"{problem} in line {entry.start_mark.line + 1}")
+            keys.add(key)
+        mapping: dict[object, object] = super().construct_mapping(node, deep)
+        return mapping
+
+
+# -- signature -------------------------------------------------------------------------------------
+
+
+SIGNATURE = "# signature of the user who made this: "
+KEY, KEY_NBYTES = "key", 32
+
+
+def config_home() -> Path:
+    """Return the configuration folder of this package in the user's home directory."""
+    home = os.environ.get("XDG_CONFIG_HOME", "")
+    base = Path(home) if os.path.isabs(home) else Path(os.path.expanduser("~/.config"))
+    return base / "maze_train"
+
+
+def signed(text: str) -> str:
+    """Append the signature of this user; without a key, the text is returned unsigned."""
+    try:
+        return text + _signature(text, _key(make=True))
+    except OSError:
+        return text
+
+
+def is_signed(text: str) -> bool:
+    """Return whether the text carries a valid signature of this user."""
+    settings, line, _ = text.rpartition(SIGNATURE)
+    if not line:
+        return False
+    try:
+        expected = settings + _signature(settings, _key())
+    except OSError:
+        return False
+    return hmac.compare_digest(text.encode(), expected.encode())
+
+
+def _signature(text: str, key: bytes) -> str:
+    return f"{SIGNATURE}{hmac.new(key, text.encode(), hashlib.sha256).hexdigest()}\n"
+
+
+def _key(make: bool = False) -> bytes:
+    """Read the secret key of this user. Symbolic links are not followed.
+
+    Args:
+        make: Whether to create a missing key.
+
+    Raises:
+        OSError: If the key is missing, cannot be created, or is not a private file of this user.
+    """
+    home = config_home()
+    if make:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not OPENS_BELOW:  # Windows: the home directory is private.
+        return _key_by_path(home / KEY, make)
+    folder = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if make:
+            _make_key(folder)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(KEY, flags, dir_fd=folder), "rb") as file:
+            found = os.fstat(file.fileno())
+            is_private = found.st_uid == os.geteuid() and not found.st_mode & 0o077
+            key = file.read(KEY_NBYTES + 1) if stat.S_ISREG(found.st_mode) else b""
+    finally:
+        os.close(folder)
+    if not is_private or len(key) != KEY_NBYTES:
+        raise OSError(f"{home / KEY} is not a key of this user")
+    return key
+
+
+def _key_by_path(path: Path, make: bool) -> bytes:
+    """Read the key, without checks of its owner; see `_key`."""
+    if make and not path.exists():
+        with suppress(FileExistsError), path.open("xb") as file:
+            file.write(secrets.token_bytes(KEY_NBYTES))
+    key = path.read_bytes()
+    if len(key) != KEY_NBYTES:
+        raise OSError(f"{path} is not a key")
+    return key
+
+
+def _make_key(folder: int) -> None:
+    """Create the key in an open folder; an existing key is kept."""
+    with suppress(FileNotFoundError):
+        os.stat(KEY, dir_fd=folder, follow_symlinks=False)
+        return
+    temporary = f".{KEY}.{secrets.token_hex(8)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(temporary, flags, 0o600, dir_fd=folder), "wb") as file:
+        file.write(secrets.token_bytes(KEY_NBYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        with suppress(FileExistsError):  # Another process created the key first.
+            os.link(temporary, KEY, src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        os.unlink(temporary, dir_fd=folder)

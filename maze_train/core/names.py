@@ -39,3 +39,6 @@ RESULTS = (METRICS, BEST, SUMMARY, POLICIES, PLOTS, PROFILE, ROLLOUTS, "events.o
 
 VALIDATION_LOSS = "validation/loss"
 """Metric of the loss on the validation part of a dataset."""
+
+PROGRAM = "maze-run"
+"""Name of the command."""

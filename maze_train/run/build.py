@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from maze_train.config.stored import check_text, config_text
 from maze_train.config.train_config import TrainConfig
-from maze_train.config.writing import check_text, config_text
 from maze_train.core.conversion import config_to_dict
 from maze_train.core.errors import CallbackError, ConfigError, MazeTrainError, RunDirectoryError
 from maze_train.core.files import versions
@@ -23,6 +23,7 @@ from maze_train.core.notices import notify
 from maze_train.core.run_directory import RunDirectory
 from maze_train.core.secrets import settings_without_secrets
 from maze_train.core.seeding import Seeds, draw_seed
+from maze_train.core.signals import Interrupted
 from maze_train.core.targets import build_targets, locate
 from maze_train.core.torchrun import TorchrunVariables
 from maze_train.learner.group import LearnerGroup
@@ -43,7 +44,6 @@ from maze_train.training.contexts import UpdateProfiler, find_device
 from maze_train.training.evaluators import BestModelSelection, MultiEvaluator, own_evaluators
 from maze_train.training.generators import generators_kept, generators_of_run
 from maze_train.training.models import with_networks
-from maze_train.training.outcome import Interrupted
 from maze_train.training.policy_files import PolicyWriter
 from maze_train.training.trainer import Run, Trainer
 

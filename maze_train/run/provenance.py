@@ -18,10 +18,10 @@ from typing import TypedDict
 
 import torch
 
-from maze_train.config.named_code import modules_to_trust, names_in
 from maze_train.config.results import digests_of_files
+from maze_train.config.stored import write_config
 from maze_train.config.train_config import TrainConfig
-from maze_train.config.writing import write_config
+from maze_train.config.trust import modules_to_trust, names_in
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.files import atomic_write, writable
 from maze_train.core.names import DIGESTS

@@ -19,7 +19,6 @@ from maze_train.config.compose import (
     nested,
     options,
 )
-from maze_train.config.named_code import check_given, given_in_python, modules_to_trust
 from maze_train.config.removed import check_removed, without_removed
 from maze_train.config.results import (
     content_digest,
@@ -29,10 +28,9 @@ from maze_train.config.results import (
     place_of_name,
     texts_of,
 )
-from maze_train.config.signature import is_signed
-from maze_train.config.stored import read_settings, settings_of_run
+from maze_train.config.stored import config_text, is_signed, read_settings, settings_of_run
 from maze_train.config.train_config import AUTO, RunnerConfig, TrainConfig
-from maze_train.config.writing import config_text
+from maze_train.config.trust import check_given, given_in_python, modules_to_trust
 from maze_train.core.checks import absolute_path
 from maze_train.core.conversion import config_to_dict
 from maze_train.core.errors import ConfigError, RunDirectoryError

@@ -26,6 +26,7 @@ from maze_train.core.notices import notify, warn
 from maze_train.core.plain_yaml import dump_yaml
 from maze_train.core.report import field_lines
 from maze_train.core.run_directory import RunDirectory
+from maze_train.core.signals import Interruption
 from maze_train.data.trajectories import DatasetMetadata
 from maze_train.data.trajectory_files import TrajectoryWriter
 from maze_train.envs.building import close_all, close_quietly
@@ -42,7 +43,6 @@ from maze_train.run.rollout_report import (
     summarise,
 )
 from maze_train.spaces.agents import agents_of, teams_in
-from maze_train.training.outcome import Interruption
 
 ROLLOUT_FILE = "rollout.yaml"
 TRAJECTORIES, VIDEOS = "trajectories", "videos"

@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 from maze_train.config.commands import PushConfig
 from maze_train.config.compose import load_settings
-from maze_train.config.named_code import given_in_python, modules_to_trust
 from maze_train.config.train_config import DevRunnerConfig, TrainConfig
+from maze_train.config.trust import given_in_python, modules_to_trust
 from maze_train.core.checks import expanded
 from maze_train.core.conversion import config_to_dict, dotted_name, join
 from maze_train.core.errors import ConfigError, RunDirectoryError

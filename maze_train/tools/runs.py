@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from maze_train.config.stored import read_settings
-from maze_train.config.sweeps import read_jobs
 from maze_train.core.checks import expanded
 from maze_train.core.conversion import build_dataclass
 from maze_train.core.errors import ConfigError, RunDirectoryError
@@ -34,6 +33,7 @@ from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import env_name
 from maze_train.tracking.tracker import ENV_STEPS, TOTAL_S
 from maze_train.training.config import EvaluationConfig
+from maze_train.workers.job_pool import read_jobs
 
 PACKAGE = "maze_train.algorithms."
 NOT_COMPARED = ("seed", "run_dir", "resume", "trust", "moved", "tracking", "checkpoint")

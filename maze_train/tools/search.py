@@ -17,8 +17,7 @@ import numpy as np
 import yaml
 
 from maze_train.config.compose import load_config
-from maze_train.config.hydra_input import message_of
-from maze_train.config.options import FAILURE, PROGRAM
+from maze_train.config.options import FAILURE
 from maze_train.config.search_config import (
     GROUP,
     LINEAR,
@@ -26,19 +25,12 @@ from maze_train.config.search_config import (
     SearchRange,
     load_search_config,
 )
-from maze_train.config.sweeps import (
-    LOG_FILE,
-    JobRecord,
-    LocalJobs,
-    ProcessJob,
-    StartedJob,
-    tell_failure,
-)
+from maze_train.config.stored import MAX_BYTES, plain_values
 from maze_train.config.train_config import AUTO, TrainConfig
-from maze_train.config.writing import MAX_BYTES, plain_values
 from maze_train.core.conversion import config_to_dict, join
 from maze_train.core.errors import (
     ConfigError,
+    MazeTrainError,
     RunDirectoryError,
     TrainingError,
     did_you_mean,
@@ -47,7 +39,7 @@ from maze_train.core.errors import (
 )
 from maze_train.core.files import atomic_write, exclusive, open_own, read_regular, writable
 from maze_train.core.folders import make_folders
-from maze_train.core.names import JOURNAL, METRICS, OUTPUTS, STUDY_FILE
+from maze_train.core.names import JOURNAL, METRICS, OUTPUTS, PROGRAM, STUDY_FILE
 from maze_train.core.notices import notify, say, tell_traceback, warn
 from maze_train.core.plain_yaml import dump_yaml, load_yaml
 from maze_train.core.report import (
@@ -72,6 +64,14 @@ from maze_train.tools.compare import short
 from maze_train.tools.runs import task_name
 from maze_train.training.callbacks import Callback, TrainingView
 from maze_train.training.config import EvaluationConfig
+from maze_train.workers.job_pool import (
+    LOG_FILE,
+    JobRecord,
+    LocalJobs,
+    ProcessJob,
+    StartedJob,
+    tell_failure,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -677,7 +677,8 @@ def run_trial(task: TrialTask, record: TrialRecord) -> TrialRecord:
         return replace(record, objective=math.fsum(values) / len(values), code=0)
     except Exception as error:
         tell_traceback(error)
-        return replace(record, error=message_of(error))
+        is_ours = isinstance(error, MazeTrainError)
+        return replace(record, error=str(error) if is_ours else f"{type(error).__name__}: {error}")
 
 
 def _run(task: TrialTask, seed: int, is_first: bool) -> tuple[float, int]:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from maze_train.core.errors import CallbackError
+from maze_train.core.signals import Interrupted, Interruption
 from maze_train.learner.ranks import Ranks
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.evaluators import Evaluator
-from maze_train.training.outcome import Interrupted, Interruption, Position
+from maze_train.training.outcome import Position
 
 
 class CommonInterruption(Interruption):

@@ -26,6 +26,7 @@ from maze_train.core.files import atomic_write
 from maze_train.core.notices import notify
 from maze_train.core.run_directory import MetricsRow, RunDirectory
 from maze_train.core.seeding import Seeds
+from maze_train.core.signals import Interrupted, Interruption
 from maze_train.core.state_files import dumps, loads
 from maze_train.core.targets import locate
 from maze_train.core.types import Array
@@ -67,14 +68,7 @@ from maze_train.training.evaluators import (
 from maze_train.training.events import TimeEvents
 from maze_train.training.generators import generator_states, generators_kept, load_generator_states
 from maze_train.training.models import learner_with_frozen, make_model, modules_of
-from maze_train.training.outcome import (
-    Interrupted,
-    Interruption,
-    Limits,
-    Position,
-    TrainingSummary,
-    crosses,
-)
+from maze_train.training.outcome import Limits, Position, TrainingSummary, crosses
 from maze_train.workers.backends import ThisProcess, WorkerBackend
 
 if TYPE_CHECKING:

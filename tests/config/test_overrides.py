@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from maze_train.config.hydra_input import as_given, as_typed, normalise, parsed
 from maze_train.core.errors import ConfigError
 from maze_train.core.text import shell_word
+from maze_train.hydra_app import as_given, as_typed, normalise, parsed
 
 
 @pytest.fixture

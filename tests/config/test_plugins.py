@@ -14,8 +14,8 @@ from hydra import compose, initialize_config_module
 from hydra.core.config_store import ConfigStore
 
 from maze_train import ConfigError, EnvFactory, MissingExtraError
-from maze_train.config.plugins import extended_hydra
 from maze_train.envs.factory import check_registered
+from maze_train.hydra_sweeps import extended_hydra
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,9 +11,9 @@ import pytest
 from maze_train import ConfigError
 from maze_train.config.compose import PARTS, options
 from maze_train.config.options import list_options
-from maze_train.config.reach import REACHES, check_reach
 from maze_train.config.stored import PARTS_OF_POLICY, StoredSettings
 from maze_train.config.train_config import TrainConfig
+from maze_train.config.trust import REACHES, check_reach
 from maze_train.core.conversion import NO_SETTING, key_of_field
 from maze_train.core.targets import is_within, locate
 

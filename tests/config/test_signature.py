@@ -13,7 +13,7 @@ import pytest
 
 from maze_train import ConfigError, load_learner, load_policy, make_env, run_rollout, train
 from maze_train.cli import main
-from maze_train.config.signature import is_signed, signed
+from maze_train.config.stored import is_signed, signed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,9 +14,15 @@ import yaml
 
 from maze_train import ConfigError, load_config
 from maze_train.config.compose import merged
-from maze_train.config.named_code import modules_to_trust
-from maze_train.config.stored import PARTS, parsed_settings, read_settings
-from maze_train.config.writing import check_text, config_text, write_config
+from maze_train.config.stored import (
+    PARTS,
+    check_text,
+    config_text,
+    parsed_settings,
+    read_settings,
+    write_config,
+)
+from maze_train.config.trust import modules_to_trust
 from maze_train.core.conversion import config_to_dict
 from maze_train.core.targets import InlineObject, build_targets
 from maze_train.envs.building import module_of_argument, module_of_id

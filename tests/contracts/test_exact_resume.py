@@ -23,7 +23,7 @@ from run_cases import (
     start,
 )
 
-from maze_train.training.outcome import Interrupted, Interruption
+from maze_train.core.signals import Interrupted, Interruption
 
 NO_LIMIT = {"algorithm.n_epochs": 0}
 OFTEN = [

@@ -32,7 +32,7 @@ class CommandLine:
     def outcome(self, value: Any) -> SimpleNamespace:
         """Return the result of a run."""
         summary = SimpleNamespace(return_mean=value, as_dict=dict)
-        history = [{"eval/episode_return_mean": value}]
+        history = [] if value is None else [{"eval/episode_return_mean": value}]
         return SimpleNamespace(history=history, missing=(), summary=summary)
 
     def write(self, path: str, text: str) -> None:

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from maze_train.config.compose import load_config
-from maze_train.config.writing import config_text, write_config
+from maze_train.config.stored import config_text, write_config
 from maze_train.tracking.tracker import CSVWriter, RunInfo
 
 if TYPE_CHECKING:

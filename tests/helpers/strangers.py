@@ -14,8 +14,7 @@ import yaml
 
 from maze_train import load_policy, run_rollout, train
 from maze_train.cli import main
-from maze_train.config.signature import is_signed, signed
-from maze_train.config.stored import PARTS, PARTS_OF_ENV, PARTS_OF_POLICY
+from maze_train.config.stored import PARTS, PARTS_OF_ENV, PARTS_OF_POLICY, is_signed, signed
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import seal
 

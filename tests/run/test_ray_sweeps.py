@@ -18,10 +18,9 @@ from leftovers import left_of
 from short_runs import rows
 
 from maze_train.cli import main
-from maze_train.config.ray_jobs import WorkerJobs
-from maze_train.config.sweeps import JobRecord, ProcessJob, StartedJob
 from maze_train.core.errors import ConfigError, WorkerError
 from maze_train.workers.backends import ThisProcess
+from maze_train.workers.job_pool import JobRecord, ProcessJob, StartedJob, WorkerJobs
 from maze_train.workers.pool import WorkerFailedError
 
 if TYPE_CHECKING:

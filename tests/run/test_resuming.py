@@ -15,7 +15,7 @@ from maze_train.algorithms.off_policy.config import OffPolicyConfig
 from maze_train.config.compose import load_config
 from maze_train.config.options import list_options
 from maze_train.config.results import digests_of_files, leaves, matters
-from maze_train.config.writing import config_text
+from maze_train.config.stored import config_text
 from maze_train.core.conversion import config_to_dict
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.run_directory import checkpoint_name

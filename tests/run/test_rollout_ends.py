@@ -13,10 +13,10 @@ from short_runs import PPO, SMALL, summary
 
 from maze_train import load_policy, train
 from maze_train.core.errors import ConfigError, EnvError
+from maze_train.core.signals import Interrupted
 from maze_train.data import trajectory_files as trajectory_writer
 from maze_train.data.datasets import open_dataset
 from maze_train.run.rollout_report import RolloutProgress
-from maze_train.training.outcome import Interrupted
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 

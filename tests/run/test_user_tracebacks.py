@@ -13,7 +13,7 @@ from toy_envs import CountingEnv
 from maze_train import Callback, ConfigError, EnvError, Evaluator
 from maze_train.core.errors import MazeTrainError
 from maze_train.envs.factory import EnvFactory
-from maze_train.jobs import report
+from maze_train.hydra_app import report
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 

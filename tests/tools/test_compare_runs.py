@@ -15,10 +15,10 @@ import yaml
 from run_files import RETURN, write_run
 
 from maze_train import Comparison, ConfigError, RunDirectoryError, compare_runs
-from maze_train.config.sweeps import JobRecord, read_jobs, write_jobs
 from maze_train.core.report import markdown_table, save_picture
 from maze_train.tools.compare import N_POINTS, draw_comparison
 from maze_train.tools.runs import algorithm_name, read_run, task_name
+from maze_train.workers.job_pool import JobRecord, read_jobs, write_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

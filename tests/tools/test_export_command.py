@@ -13,7 +13,7 @@ from cases import everyday
 from maze_train import ConfigError, EnvFactory, ExportConfig, export_policy
 from maze_train.cli import main
 from maze_train.config.compose import load_config, load_settings
-from maze_train.config.writing import config_text
+from maze_train.config.stored import config_text
 from maze_train.training.evaluators import copy_of_weights
 from maze_train.training.multi_agent_models import make_joint_model
 from maze_train.training.policy_files import PolicyWriter, TrainedPolicy

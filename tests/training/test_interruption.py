@@ -10,8 +10,8 @@ from contextlib import nullcontext
 import pytest
 
 from maze_train.core.names import OF_SCHEDULER, SIGNALS
+from maze_train.core.signals import Interrupted, Interruption, Preempted
 from maze_train.learner.ranks import OneRank
-from maze_train.training.outcome import Interrupted, Interruption, Preempted
 from maze_train.training.processes import CommonInterruption
 
 

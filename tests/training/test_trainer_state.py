@@ -9,8 +9,9 @@ import torch
 from practice import ScriptedEvaluator, make_model, make_ppo
 
 from maze_train import BestModelSelection, CheckpointConfig, TrainingError, get_flat_parameters
+from maze_train.core.signals import Interrupted, Interruption
 from maze_train.training.checkpoints import CheckpointStore
-from maze_train.training.outcome import Interrupted, Interruption, Limits
+from maze_train.training.outcome import Limits
 
 EPOCHS = 4
 

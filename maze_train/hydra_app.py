@@ -1,8 +1,7 @@
-"""Interface to Hydra: override grammar, composed configurations, and error messages.
+"""The application of Hydra: override grammar, composed jobs, and error messages.
 
-Except for `plugins` and `launchers`, which Hydra calls, this is the only module that imports Hydra.
-The module normalises command-line arguments, starts Hydra, and creates a `ComposedJob` per
-configuration.
+The module normalises command-line arguments, starts Hydra, and runs each configuration that Hydra
+composes; `hydra_sweeps` contains sweeps and plug-ins.
 
 Hydra requires a different spelling for each kind of override: `algorithm=ppo` for a group in the
 defaults list, `+a.b=c` for a new key, `++a.b=c` for any key. This module accepts every key without
@@ -13,14 +12,17 @@ from __future__ import annotations
 
 import argparse
 import errno
+import glob
+import logging
 import os
 import re
+import shlex
 import sys
 import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import reduce
+from dataclasses import replace
+from functools import partial, reduce
 from itertools import pairwise
 from operator import getitem
 from pathlib import Path
@@ -47,7 +49,9 @@ from maze_train.config.compose import ENV_OPTIONS, PRESETS, unknown_option
 from maze_train.config.options import (
     CONFIG_DIR,
     CONFIG_NAME,
-    PROGRAM,
+    CONFIGURATION_ERROR,
+    DONE,
+    FAILURE,
     config_folders,
     config_names,
     group_names,
@@ -56,17 +60,28 @@ from maze_train.config.options import (
     shipped_root,
 )
 from maze_train.config.other_names import ours_for
-from maze_train.config.sweeps import JobRecord
+from maze_train.config.train_config import AUTO
+from maze_train.core.checks import expanded
 from maze_train.core.errors import (
     ConfigError,
+    EnvError,
     MazeTrainError,
     MissingExtraError,
     SpaceError,
+    TrainingError,
     did_you_mean,
+    failed_in_user_code,
     nearest,
+    user_cause,
 )
-from maze_train.core.notices import say
-from maze_train.core.text import quoted
+from maze_train.core.names import JOBS, PROGRAM
+from maze_train.core.notices import notify, say, tell_traceback, warn
+from maze_train.core.run_directory import RunDirectory
+from maze_train.core.signals import Preempted
+from maze_train.core.text import quoted, shell_word
+from maze_train.core.torchrun import rank_label
+from maze_train.jobs import COMMANDS, Given, Work, command_of, compare
+from maze_train.workers.job_pool import JobRecord, write_jobs
 
 WITH_VALUE = ("--config-path", "-cp", "--package", "-p", "--cfg", "-c")
 """Options whose values are not completed."""
@@ -98,6 +113,9 @@ CONFIGURATION_ERRORS = (
 )
 """Errors in the configuration, for which `maze-run` returns exit code 2."""
 
+
+NAME, GROUP, LONGEST_NAME = "tracking.name", "tracking.group", 100
+"""Settings with the name and the group of a run, and maximum length of a generated name."""
 
 # -- the command line ------------------------------------------------------------------------------
 
@@ -272,11 +290,11 @@ def check_choices(overrides: Iterable[str], groups: Collection[str]) -> None:
                 raise ConfigError(key, f"expected {expected}", text)
 
 
-def start(task: Task, options: argparse.Namespace, config_name: str, completed: str = "") -> None:
-    """Start Hydra, which composes the configuration and calls `task` (in a sweep, once per job).
+def start(job: Job, options: argparse.Namespace, config_name: str, completed: str = "") -> None:
+    """Start Hydra, which composes the configuration and calls `job` (in a sweep, once per job).
 
     Args:
-        task: Called with each composed configuration.
+        job: Called with each composed configuration.
         options: The parsed command line, with overrides in Hydra's spelling.
         config_name: Default name of the primary config.
         completed: Command line to complete for the shell; empty if not completing.
@@ -304,12 +322,12 @@ def start(task: Task, options: argparse.Namespace, config_name: str, completed: 
                 hydra.shell_completion(config_name=name, overrides=overrides)
         elif options.cfg:
             for words in _jobs_of(overrides, hydra) if options.multirun else [overrides]:
-                _show(task, hydra, options, name, words)
+                _show(job, hydra, options, name, words)
         else:
             mode = hydra.get_mode(config_name=name, overrides=overrides) or RunMode.RUN
             mode = RunMode.MULTIRUN if options.multirun else mode
             run = hydra.run if mode == RunMode.RUN else hydra.multirun
-            run(name, task, [*overrides, f"hydra.mode={mode.name}"])
+            run(name, job, [*overrides, f"hydra.mode={mode.name}"])
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
@@ -359,7 +377,7 @@ def _jobs_of(overrides: Sequence[str], hydra: Hydra) -> list[Sequence[str]]:
 
 
 def _show(
-    task: Task, hydra: Hydra, options: argparse.Namespace, name: str, overrides: Sequence[str]
+    job: Job, hydra: Hydra, options: argparse.Namespace, name: str, overrides: Sequence[str]
 ) -> None:
     """Print the configuration of a job, and check it.
 
@@ -377,7 +395,7 @@ def _show(
             config.hydra.mode = RunMode.RUN
             config.hydra.runtime.output_dir = os.path.abspath(str(config.hydra.run.dir))
         HydraConfig.instance().set_config(config)
-        task.check(ComposedJob(config))
+        job.check(ComposedJob(config))
 
 
 class JobLoader(ConfigLoaderImpl):
@@ -476,54 +494,192 @@ class ComposedJob:
                 path = path.parent
 
 
-class Task(ABC):
-    """Task function that Hydra calls with each composed configuration.
+class Job:
+    """Runs a composed configuration; in a sweep, called by Hydra once per job.
 
-    Launchers may send tasks to other processes.
+    Errors are printed, recorded for the exit code, and raised, so that callbacks of Hydra see the
+    failure. The launcher and `FailureCallback` keep Hydra from printing the errors again.
+
+    Args:
+        argv: Command-line arguments as the user typed them, for messages.
+        debug: Whether to print the traceback of every error.
     """
 
-    records: list[JobRecord]
-    """Jobs that finished in this process."""
+    def __init__(self, argv: Sequence[str] = (), debug: bool = False) -> None:
+        self.argv = list(argv)
+        self.debug = debug
+        self.records: list[JobRecord] = []
+        self._pid = os.getpid()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Process ids on different machines may be equal.
+        self.__dict__.update(state, _pid=None)
 
     def __call__(self, composed: DictConfig) -> float:
         """Run a job and return the objective value for the sweeper."""
         return self.run(ComposedJob(composed))
 
-    @abstractmethod
     def run(self, job: ComposedJob) -> float:
-        """Run a job and return the objective value for the sweeper; NaN without an objective."""
+        """Run the command of a job and return the objective value for the sweeper.
 
-    @abstractmethod
-    def check(self, job: ComposedJob) -> Callable[[], float]:
+        The objective is the result of training (see `objective_of`), the mean return of a rollout,
+        or the value of the best trial of a search; NaN for other commands.
+        """
+        record = self.record_of(job)
+        if job.is_verbose:
+            logging.basicConfig(format="[%(asctime)s][%(name)s][%(levelname)s] - %(message)s")
+        if job.is_sweep:
+            say(f"{PROGRAM}: {record.title}")
+            self._name_run(job)
+        started_in = os.getcwd()
+        try:
+            if self._is_restarted(job):
+                job.put("resume", AUTO)
+            objective = self.check(job)()
+            self.note(replace(record, objective=objective))
+            job.drop_empty()
+            return objective
+        except (KeyboardInterrupt, Preempted):
+            raise
+        except BaseException as error:
+            report(error, self.argv, self.debug, f"{record.label}: " if job.is_sweep else "")
+            failed = self.failed(record, error)
+            self.note(failed)
+            job.drop_empty()
+            if isinstance(error, Exception):
+                raise
+            # Others, such as SystemExit, would end all jobs.
+            raise TrainingError(failed.error) from error
+        finally:
+            os.chdir(started_in)  # An environment may have changed the working directory.
+
+    def _is_restarted(self, job: ComposedJob) -> bool:
+        """Return whether a launcher has restarted a preempted job, whose directory contains a run.
+
+        The sweep has checked that the directories of its jobs contain no runs.
+        """
+        given = [job.select(key) for key in ("run_dir", "resume")]
+        if self._is_here or job.directory is None or given != [None, None]:
+            return False
+        return RunDirectory(Path(job.directory)).is_run
+
+    def record_of(self, job: ComposedJob) -> JobRecord:
+        """Return the record of a job that has not ended."""
+        return JobRecord(
+            number=job.number,
+            settings=job.settings,
+            run_dir=os.path.abspath(_given_directory(job.select) or job.directory or ""),
+            sweep_dir=job.sweep_dir,
+        )
+
+    def failed(self, record: JobRecord, error: BaseException) -> JobRecord:
+        """Return the record of a job that raised an error."""
+        return replace(record, error=message_of(error, self.argv), code=_code_of(error))
+
+    def check(self, job: ComposedJob) -> Work:
         """Check the settings of a job and return the function that runs it.
 
         Raises:
-            ConfigError: If the job cannot run.
+            ConfigError: If the job cannot run, or torchrun started a process that does not train a
+                single policy.
         """
+        values = job.values()
+        command = COMMANDS[command_of(job.config_name, values)]
+        if rank_label() and (job.is_sweep or command is not COMMANDS["train"]):
+            problem = "it starts the processes of one training run; run sweeps and other commands "
+            raise ConfigError("torchrun", f"{problem}without torchrun")
+        given = Given(
+            as_given(job.overrides),
+            given_values(job.overrides),
+            partial(settings_of, job.overrides, values),
+        )
+        work = command.work(values, job.directory, given)
+        env = values.get("env")
+        if isinstance(env, Mapping) and values.get("resume") in (None, AUTO):
+            name, backend = env.get("id"), env.get("backend", "gymnasium")
+            if name is not None and backend in ("gymnasium", "native"):
+                from maze_train.envs.factory import check_registered
 
-    @abstractmethod
+                folders = map(Path, config_folders(self.argv))
+                own = [option for folder in folders for option in options_below(folder, "env")]
+                check_registered(str(name), own)
+        return work
+
     def message_of(self, error: BaseException) -> str:
         """Return the message for an error raised by `check`."""
+        return message_of(error, self.argv)
 
-    @abstractmethod
-    def record_of(self, job: ComposedJob) -> JobRecord:
-        """Return the record of a job that has not ended."""
-
-    @abstractmethod
-    def failed(self, record: JobRecord, error: BaseException) -> JobRecord:
-        """Return the record of a job that raised an error."""
-
-    @abstractmethod
-    def note(self, record: JobRecord) -> None:
-        """Store the outcome of a job; in a sweep, write the outcome to disk immediately."""
-
-    @abstractmethod
-    def preload(self) -> None:
-        """Import the modules that jobs need, before forking processes."""
-
-    @abstractmethod
     def tell_how_to_continue(self, resume: str | None, sweep_dir: Path) -> None:
         """Print the command that resumes an interrupted training sweep."""
+        if not self._is_here or resume not in (None, AUTO):
+            return
+        replaced = ("hydra.sweep.dir", "resume")
+        words = [word for word in self.argv if key_of(word) not in replaced]
+        command = " ".join([PROGRAM, *map(shlex.quote, words)])
+        place = shell_word("hydra.sweep.dir", str(sweep_dir))
+        notify(f"to resume the sweep: {command} {place} resume={AUTO}")
+
+    def _name_run(self, job: ComposedJob) -> None:
+        """Set the default name of a run from the settings that vary in the sweep.
+
+        The default group is the name of the sweep directory.
+        """
+        if job.select(NAME) == "":
+            varied = ",".join(varied_keys(self.argv, job.overrides))
+            job.put(NAME, re.sub(r"[^\w.,=+-]+", "-", varied)[:LONGEST_NAME])
+        if job.select(GROUP) == "" and job.sweep_dir:
+            job.put(GROUP, Path(job.sweep_dir).name)
+
+    @property
+    def _is_here(self) -> bool:
+        """Return whether this is the main process, not the process of a job."""
+        return os.getpid() == self._pid
+
+    def preload(self) -> None:
+        """Import the modules needed for training, so that forked processes share them."""
+        import maze_train.run.train  # noqa: F401
+
+        with suppress(ImportError):  # Jobs report missing packages.
+            import torch.utils.tensorboard  # noqa: F401
+
+    def note(self, record: JobRecord) -> None:
+        """Store the outcome of a job; in a sweep, write the outcome to disk immediately."""
+        self.records.append(record)
+        if record.sweep_dir and self._is_here:
+            try:
+                write_jobs(Path(record.sweep_dir), self.records)
+            except OSError as error:
+                warn(f"{JOBS} could not be written: {error}")
+
+    def exit_code(self) -> int:
+        """Return the exit code; after a sweep, also compare the runs and report failures."""
+        codes = [record.code for record in self.records if record.code]
+        if self.records and self.records[0].sweep_dir:
+            self._compare(self.records[0].sweep_dir)
+            if codes:
+                notify(f"{PROGRAM}: {len(codes)} of {len(self.records)} jobs failed")
+        return min(codes, default=DONE)
+
+    def _compare(self, sweep_dir: str) -> None:
+        """Compare the runs of a sweep, if any; errors are only printed as a note."""
+        if any(RunDirectory(Path(record.run_dir)).is_run for record in self.records):
+            try:
+                compare({"runs": [glob.escape(sweep_dir)], "output": sweep_dir}, None, Given())()
+            except MazeTrainError as error:
+                notify(f"note: the runs are not compared: {error}")
+
+
+def _given_directory(select: Callable[[str], object]) -> str | None:
+    """Return the output directory set by the user, for the record of a job."""
+    for key in ("run_dir", "output_dir", "resume"):
+        found = select(key)
+        if found not in (None, AUTO):
+            path = expanded(str(found))
+            return str(RunDirectory.to_resume(path).path) if key == "resume" else path
+    return None
+
+
+# -- overrides and messages ------------------------------------------------------------------------
 
 
 def varied_keys(argv: Sequence[str], overrides: Sequence[str]) -> list[str]:
@@ -727,3 +883,35 @@ def _composition(error: HydraException) -> str:
     cause = error.__cause__
     detail = "" if cause is None or _first_line(cause) in text else _first_line(cause)
     return ": ".join(part for part in (text.rstrip("."), detail) if part) + hint
+
+
+def report(
+    error: BaseException, argv: Sequence[str] = (), debug: bool = False, label: str = ""
+) -> int:
+    """Print an error to stderr: the message of an expected error, otherwise the traceback.
+
+    Args:
+        error: The error.
+        argv: Command-line arguments as the user typed them, for messages.
+        debug: Whether to also print the traceback of expected errors.
+        label: Prefix of the message, such as the job of a sweep.
+
+    Returns:
+        The exit code.
+    """
+    if not isinstance(error, (MazeTrainError, *CONFIGURATION_ERRORS)):
+        error = unsettable(error) or error
+    code = _code_of(error)
+    if debug or not (code == CONFIGURATION_ERROR or isinstance(error, MazeTrainError)):
+        tell_traceback(error)
+    elif failed_in_user_code(error) or (
+        isinstance(error, EnvError) and user_cause(error) is not None
+    ):
+        tell_traceback(user_cause(error) or error.__cause__ or error)  # In user code.
+    notify(f"{PROGRAM}: error: {rank_label()}{label}{message_of(error, argv)}", logging.ERROR)
+    return code
+
+
+def _code_of(error: BaseException) -> int:
+    """Return the exit code for an error."""
+    return CONFIGURATION_ERROR if isinstance(error, CONFIGURATION_ERRORS) else FAILURE
