@@ -129,6 +129,7 @@ from maze_train.core.events import EventInterface as EventInterface
 from maze_train.core.events import Statistics as Statistics
 from maze_train.core.run_directory import MetricsRow as MetricsRow
 from maze_train.core.run_directory import read_rows as read_rows
+from maze_train.core.signals import Interrupted as Interrupted
 from maze_train.data.datasets import open_dataset as open_dataset
 from maze_train.data.hindsight import HindsightReplayBuffer as HindsightReplayBuffer
 from maze_train.data.hindsight import PrioritizedHindsightReplayBuffer as PrioritizedHindsightReplayBuffer
@@ -249,7 +250,6 @@ from maze_train.training.evaluators import Evaluator as Evaluator
 from maze_train.training.evaluators import ModelSelectionBase as ModelSelectionBase
 from maze_train.training.evaluators import MultiEvaluator as MultiEvaluator
 from maze_train.training.evaluators import RolloutEvaluator as RolloutEvaluator
-from maze_train.core.signals import Interrupted as Interrupted
 from maze_train.training.outcome import Limits as Limits
 from maze_train.training.outcome import TrainingSummary as TrainingSummary
 from maze_train.training.policy_files import TrainedPolicy as TrainedPolicy
