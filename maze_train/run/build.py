@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,16 +167,10 @@ def build_run(
                 run.callbacks.append(Curriculum(config.curriculum))
             run.callbacks += build_targets(config.callbacks, "callbacks", Callback)
             run.callbacks += callbacks
-        make_store: Callable[..., CheckpointStore] = CheckpointStore
         if ranks.is_shared:
-            from maze_train.training.processes import (
-                CommonCheckpoints,
-                CommonInterruption,
-                FirstEvaluator,
-            )
+            from maze_train.training.processes import CommonInterruption, FirstEvaluator
 
             run.interruption = interruption = CommonInterruption(ranks)
-            make_store = partial(CommonCheckpoints, ranks)
             if run.evaluator is not None:
                 run.evaluator = FirstEvaluator(ranks, run.evaluator, interruption)
             if run.final_evaluator is not None:
@@ -198,8 +191,8 @@ def build_run(
         ranks.check_same("callbacks", list(map(name_of, run.callbacks)), remedy)
         run.directory = closing.enter_context(locked_directory(run, config.run_dir, parent))
         mode = evaluation.selection_mode(metric)
-        run.store = make_store(
-            run.directory.checkpoints, config.checkpoint, mode=mode, settings=run.text
+        run.store = CheckpointStore(
+            run.directory.checkpoints, config.checkpoint, mode=mode, settings=run.text, ranks=ranks
         )
         run.checkpoints = run.store if config.checkpoint.is_on else None
         if resumption is not None:

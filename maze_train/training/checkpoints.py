@@ -52,6 +52,7 @@ from maze_train.core.names import LATEST
 from maze_train.core.notices import warn
 from maze_train.core.state import StatePart
 from maze_train.core.state_files import TreePath, check_content, dumps, loads
+from maze_train.learner.ranks import OneRank, Ranks
 from maze_train.training.config import CheckpointConfig
 from maze_train.training.outcome import Position, crosses
 
@@ -311,6 +312,7 @@ class CheckpointStore:
         mode: `max` if larger scores are better, `min` if smaller scores are better.
         settings: Configuration of the run as text, stored in every checkpoint.
         warn: Reports errors that do not stop the run; prints to stderr by default.
+        ranks: Ranks of the run; only rank 0 writes. None: a single rank.
 
     Raises:
         ConfigError: If `mode` is invalid.
@@ -324,8 +326,10 @@ class CheckpointStore:
         mode: str = "max",
         settings: str = "",
         warn: Callable[[str], None] = warn,
+        ranks: Ranks | None = None,
     ) -> None:
         check_one_of("mode", mode, ("max", "min"))
+        self._ranks = OneRank() if ranks is None else ranks
         self.directory = directory
         self.config = config or CheckpointConfig()
         self._settings = settings
@@ -348,11 +352,17 @@ class CheckpointStore:
         Args:
             steps_before: Environment steps before the update.
             steps: Environment steps after the update.
+
+        Returns:
+            The result of rank 0, since clocks may differ.
         """
-        if crosses(self.config.interval_steps, steps_before, steps):
-            return True
         minutes = self.config.interval_minutes
-        return minutes > 0 and time.monotonic() - self._saved_at >= 60.0 * minutes
+        return self._ranks.first(
+            lambda: (
+                crosses(self.config.interval_steps, steps_before, steps)
+                or (minutes > 0 and time.monotonic() - self._saved_at >= 60.0 * minutes)
+            )
+        )
 
     def holds(self, epoch: int, updates: int, within_epoch: bool) -> bool:
         """Return whether the last checkpoint was written at this point of training."""
@@ -381,6 +391,13 @@ class CheckpointStore:
             TypeError: If the state contains an unsupported type.
             ValueError: If the state has too many parts (tens of thousands).
         """
+        saved = self._ranks.first(lambda: str(self._save(state, position) or ""))
+        if not saved:
+            return None
+        self.latest, self._position = Path(saved), position
+        return self.latest
+
+    def _save(self, state: dict[str, Any], position: Position) -> Path | None:
         try:
             check_guarded(self.directory)
             path = self._write(state, position)
@@ -475,6 +492,8 @@ class CheckpointStore:
 
     def clean(self) -> None:
         """Remove files left by killed processes; call before training."""
+        if not self._ranks.is_first:
+            return
         remove_leftovers(self.directory)
         for path in self.directory.glob(".tmp-*"):
             found = re.fullmatch(r"\.tmp-.+-(\d+)", path.name)
@@ -489,6 +508,8 @@ class CheckpointStore:
         self.latest, self._position = info.path, info
 
     def _point_to(self, name: str) -> None:
+        if not self._ranks.is_first:
+            return
         with atomic_write(self.directory / LATEST) as file:
             file.write(f"{name}\n".encode())
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from maze_train.core.errors import CallbackError
 from maze_train.core.signals import Interrupted, Interruption
 from maze_train.learner.ranks import Ranks
-from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.evaluators import Evaluator
-from maze_train.training.outcome import Position
 
 
 class CommonInterruption(Interruption):
@@ -104,39 +100,3 @@ class FirstEvaluator(Evaluator):
     def close(self) -> None:
         """Close the evaluator."""
         self._own.close()
-
-
-class CommonCheckpoints(CheckpointStore):
-    """Checkpoints of a run with several processes; only the first process writes.
-
-    Args:
-        processes: The processes.
-        *args: See `CheckpointStore`.
-        **settings: See `CheckpointStore`.
-    """
-
-    def __init__(self, processes: Ranks, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self._processes = processes
-
-    def is_overdue(self, steps_before: int = 0, steps: int = 0) -> bool:
-        """Return the result of the first process, since clocks may differ."""
-        return self._processes.first(partial(super().is_overdue, steps_before, steps))
-
-    def save(self, state: dict[str, Any], position: Position) -> Path | None:
-        """Write a checkpoint in the first process; return its path in all processes."""
-        save = super().save
-        found = self._processes.first(lambda: str(save(state, position) or ""))
-        path = Path(found) if found else None
-        if path is not None:
-            self.latest, self._position = path, position
-        return path
-
-    def clean(self) -> None:
-        """Remove files left by killed processes; only the first process removes files."""
-        if self._processes.is_first:
-            super().clean()
-
-    def _point_to(self, name: str) -> None:
-        if self._processes.is_first:
-            super()._point_to(name)
