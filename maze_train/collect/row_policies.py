@@ -36,6 +36,7 @@ from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.nets.joint import JointModel
 from maze_train.nets.policy_model import PolicyModel
 from maze_train.nets.population import build_population, row_blocks
+from maze_train.spaces.agents import ACTS
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import as_tensors
 
@@ -83,9 +84,17 @@ class BatchRows(RowPolicy):
         obs = as_tensors(env.single_observation_space, env.obs)
         noise = actor.model.noise_for(env.num_envs, self._generator, deterministic, device)
         sent = tree_map(lambda x: x.to(device), obs)
-        actions = as_arrays(actor.act(sent, noise, deterministic).env_actions)
         rows = env.playing
-        return actions if len(rows) == env.num_envs else tree_map(lambda x: x[rows], actions)
+        if len(rows) == env.num_envs:
+            return as_arrays(actor.act(sent, noise, deterministic).env_actions)
+        # User-defined policies are not asked for actions in paused rows.
+        plays = torch.zeros(env.num_envs, dtype=torch.bool, device=device)
+        plays[rows] = True
+        if env.agents:
+            assert isinstance(sent, dict)
+            sent[ACTS] = torch.where(plays[:, None], sent[ACTS], torch.zeros_like(sent[ACTS]))
+        acted = actor.act(sent, noise, deterministic, None if env.agents else plays)
+        return tree_map(lambda x: x[rows], as_arrays(acted.env_actions))
 
     def close(self) -> None:
         """End the running episodes of a stateful policy."""

@@ -306,9 +306,16 @@ class Actor:
         dtype = dtype_of(self.model)
         self.hidden_state = torch.zeros(num_envs, self.state_size, device=device, dtype=dtype)
 
-    def act(self, obs: TensorTree, noise: Tensor | None, deterministic: bool) -> Acted:
-        """Choose actions for the next observations; see `ActingModel`."""
-        acted = self.model.act(obs, self.hidden_state, noise, deterministic)
+    def act(
+        self,
+        obs: TensorTree,
+        noise: Tensor | None,
+        deterministic: bool,
+        acts: Tensor | None = None,
+    ) -> Acted:
+        """Choose actions for the next observations; see `ActingModel.act_in_turns` for `acts`."""
+        given = obs, self.hidden_state, noise, deterministic
+        acted = self.model.act(*given) if acts is None else self.model.act_in_turns(*given, acts)
         self.hidden_state = acted.hidden_state
         return acted
 
