@@ -125,7 +125,8 @@ def test_td3_updates_match_the_paper(spaces_of, settings, weights):
     config = TD3AlgorithmConfig(**{**SETTINGS, **settings})
     sizes = ModelConfig(hidden_sizes=[6, 5], branch_size=3)
     model = perturbed(build_td3(sizes, *spaces_of, 1, config.num_critics).double())
-    [*model.policy.parameters()][-1].data[0] += 2.6  # some actions are saturated
+    for policy in (model.policy, model.target_policy):  # some actions are saturated
+        [*policy.parameters()][-1].data[0] += 2.6
     reference, learner = SlowTD3(model, config), TD3Learner(model, config, seed=SEED)
     generator = torch.Generator().manual_seed(SEED)
     for step in range(5):
