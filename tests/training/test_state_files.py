@@ -65,10 +65,10 @@ def assert_same(a, b):
         assert a == b
 
 
-def raw(data, n, size, is_bool):
+def raw(draw, n, size, is_bool):
     """Return n elements of `size` bytes with any bit patterns, except invalid bools."""
     high = 1 if is_bool else 255
-    return bytes(data.draw(st.lists(st.integers(0, high), min_size=n * size, max_size=n * size)))
+    return bytes(draw(st.lists(st.integers(0, high), min_size=n * size, max_size=n * size)))
 
 
 @st.composite
@@ -76,8 +76,7 @@ def tensors(draw):
     """Small tensors of any dtype, contiguous or not."""
     dtype = draw(st.sampled_from(TORCH_DTYPES))
     shape = draw(st.lists(st.integers(0, 3), max_size=3))
-    data = draw(st.data())
-    content = raw(data, math.prod(shape), dtype.itemsize, dtype == torch.bool)
+    content = raw(draw, math.prod(shape), dtype.itemsize, dtype == torch.bool)
     flat = torch.tensor(list(content), dtype=torch.uint8).view(dtype)
     value = flat.reshape(shape)
     return value.transpose(0, -1) if len(shape) > 1 and draw(st.booleans()) else value
@@ -88,7 +87,7 @@ def arrays(draw):
     """NumPy arrays and scalars of any dtype."""
     dtype = np.dtype(draw(st.sampled_from(NUMPY_DTYPES)))
     shape = draw(st.lists(st.integers(0, 3), max_size=3))
-    content = raw(draw(st.data()), math.prod(shape), dtype.itemsize, dtype.kind == "b")
+    content = raw(draw, math.prod(shape), dtype.itemsize, dtype.kind == "b")
     value = np.frombuffer(content, dtype).reshape(shape)
     kind = draw(st.sampled_from(("plain", "transposed", "scalar")))
     if kind == "scalar" and value.ndim == 0:
