@@ -499,9 +499,9 @@ def test_hydra_verbose_prints_debug_messages(tmp_path: Path) -> None:
     """`hydra.verbose` shows debug messages of the named logger, or of all packages."""
     argv = [f"{key}={value}" for key, value in {**SMALL, **SHORT_PPO, "total_steps": 32}.items()]
     command = [sys.executable, "-m", "maze_train", *argv, "env=CartPole-v1"]
-    command.append("hydra.verbose=maze_train.run")
+    command.append("hydra.verbose=maze_train.envs")
     output = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert set(re.findall(r"\[maze_train\.(\w+)\]\[DEBUG\]", output.stderr)) == {"run"}
+    assert set(re.findall(r"\[maze_train\.(\w+)\]\[DEBUG\]", output.stderr)) == {"envs"}
 
 
 def test_stored_config_repeats_the_run(

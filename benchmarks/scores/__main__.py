@@ -34,7 +34,7 @@ from maze_train.core.names import CHECKPOINTS
 from maze_train.core.notices import notify
 from maze_train.core.signals import Interruption
 from maze_train.core.text import duration, readable
-from maze_train.jobs import message_of
+from maze_train.hydra_app import message_of
 from maze_train.run.rollout import TRAJECTORIES
 from maze_train.run.train import TrainingRunner
 from maze_train.workers.job_pool import LOG_FILE, JobRecord, LocalJobs, ProcessJob, StartedJob

@@ -91,7 +91,6 @@ class LearnerGroup:
             settings = LearnerGroupConfig(n_learners=settings)
         self.settings, self.first = settings, learner
         self._ranks = learner.ranks = ranks or OneRank()
-        self._backend: RemoteBackend = LocalProcesses()
         self._messages: SharedMessages | None = None
         self._meeting: Rendezvous | None = None
         self._are_equal = False
@@ -101,8 +100,8 @@ class LearnerGroup:
         self._built = dict(built) if isinstance(built, Mapping) else {DEFAULT_MODULE: built}
         self.check_modules()
         if self.n_learners > 1:
-            if backend is not None:
-                self._backend = backend.for_learners() or self._backend
+            given = None if backend is None else backend.for_learners()
+            self._backend: RemoteBackend = given or LocalProcesses()
             if not self._backend.has_own_gpus:
                 check_gpus(settings, learner.device)
 

@@ -115,6 +115,7 @@ def test_failed_vector_env_can_be_closed(kind, source, settings):
     env.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*autoreset mode is same-step:UserWarning")
 def test_gymnasium_records_vector_videos(tmp_path):
     """By Gymnasium's wrapper for vector environments."""
     pytest.importorskip("moviepy")

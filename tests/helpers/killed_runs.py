@@ -36,7 +36,7 @@ NOT_COMPARED = {"wall_time_s", "_epoch_began_s"}
 
 MOMENTS: dict[str, tuple[str, str]] = {
     "rollout": ("maze_train.collect.collector", "as_arrays"),
-    "playing": ("maze_train.training.outcome:Interruption", "check"),
+    "playing": ("maze_train.core.signals:Interruption", "check"),
     "update": ("maze_train.learner.learner:Learner", "apply_gradients"),
     "evaluation": ("maze_train.collect.row_policies:BatchRows", "act"),
     "writing": ("maze_train.tracking.tracker:Tracker", "write"),

@@ -218,7 +218,7 @@ def test_invalid_stored_sections_raise(
     with pytest.raises(MazeTrainError) as caught:
         COMMANDS[name].run()
     assert not Path(MARKER).exists()
-    assert re.search("damaged|unknown", str(caught.value) + capfd.readouterr().err)
+    assert re.search("damaged|unknown|consent", str(caught.value) + capfd.readouterr().err)
 
 
 ALIASES = "a: &a [x, x]\n" + "".join(

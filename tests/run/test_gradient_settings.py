@@ -49,11 +49,15 @@ def test_frozen_policy_does_not_change(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", everyday(1, ["a2c", "impala", "sac"]))
 def test_custom_loss_reproduces_the_algorithm(algorithm: str) -> None:
-    """A custom loss reproduces the loss of the algorithm, or twice the loss."""
+    """A custom loss reproduces the loss of the algorithm, or twice the loss.
+
+    It replaces the losses of critics and policy by one, as in the joint order of updates.
+    """
     node = {"_target_": "own_parts.own_loss"}
     # A custom critic disables analytic gradients.
     model = {} if algorithm == "sac" else {"model.critic": {"_target_": "own_parts.OwnNet"}}
-    short_run("plain", algorithm, **model)
+    order = {"algorithm.update_order": "joint"} if algorithm == "sac" else {}
+    short_run("plain", algorithm, **model, **order)
     short_run("own", algorithm, **model, **{"algorithm.loss_function": node})
     short_run("twice", algorithm, **model, **{"algorithm.loss_function": {**node, "scale": 2.0}})
     own = rows("own")

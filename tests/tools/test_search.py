@@ -339,8 +339,8 @@ def test_trial_value_is_the_mean_over_seeds(maze_run: CommandLine, runs: Runs) -
         [
             ((), "0.9", 0.9),
             (("mode=min", "value=final"), "0.5", 0.5),
-            (("mode=min",), "0.5", 0.125),
-            (("evaluation.mode=min",), "0.5", 0.125),
+            (("mode=min", "value=best"), "0.5", 0.125),
+            (("evaluation.mode=min", "value=best"), "0.5", 0.125),
             ((f"metric={RETURN}", "evaluation.mode=min"), "0.9", 0.9),
             (("metric=epoch", "value=final"), "0.9", 4.0),
         ],
@@ -350,7 +350,7 @@ def test_trial_value_is_the_mean_over_seeds(maze_run: CommandLine, runs: Runs) -
 def test_search_mode_and_value_select_the_best_trial(
     maze_run: CommandLine, runs: Runs, settings: tuple[str, ...], best: str, value: float
 ) -> None:
-    """The default metric selects the policies; the value of a trial is its best or final value."""
+    """The default metric selects the policies; the value of a trial is its test, best or final value."""
     ranges = ("search.algorithm.gamma=[0.5,0.9]", "sampler=random", "n_trials=6", "pruner=nop")
     assert maze_run(*SEARCH, *ranges, *settings) == 0
     study = maze_run.folder / "s"
