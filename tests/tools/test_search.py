@@ -350,7 +350,7 @@ def test_trial_value_is_the_mean_over_seeds(maze_run: CommandLine, runs: Runs) -
 def test_search_mode_and_value_select_the_best_trial(
     maze_run: CommandLine, runs: Runs, settings: tuple[str, ...], best: str, value: float
 ) -> None:
-    """The default metric selects the policies; the value of a trial is its test, best or final value."""
+    """The default metric selects the policies; the value of a trial is the test, best or final."""
     ranges = ("search.algorithm.gamma=[0.5,0.9]", "sampler=random", "n_trials=6", "pruner=nop")
     assert maze_run(*SEARCH, *ranges, *settings) == 0
     study = maze_run.folder / "s"
