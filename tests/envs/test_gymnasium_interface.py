@@ -115,7 +115,7 @@ def test_failed_vector_env_can_be_closed(kind, source, settings):
     env.close()
 
 
-@pytest.mark.filterwarnings("ignore:.*autoreset mode is same-step:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*WARN:UserWarning")  # the last frame, an existing directory
 def test_gymnasium_records_vector_videos(tmp_path):
     """By Gymnasium's wrapper for vector environments."""
     pytest.importorskip("moviepy")
