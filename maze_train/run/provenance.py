@@ -110,7 +110,7 @@ def _this_start(config: TrainConfig, checkpoint: str | None) -> Start:
         gpus=[torch.cuda.get_device_name(i) for i in accelerators],
         python=platform.python_version(),
         packages=dict(installed_packages()),
-        repositories=_repositories(_code_folders(config), with_diff=config.tracking.git_diff),
+        repositories=_repositories(_code_directories(config), with_diff=config.tracking.git_diff),
     )
 
 
@@ -126,29 +126,29 @@ def installed_packages() -> Mapping[str, str]:
     return MappingProxyType(dict(sorted(found.items())))
 
 
-def _code_folders(config: TrainConfig) -> list[str]:
+def _code_directories(config: TrainConfig) -> list[str]:
     """Return the directories that contain code of the run, this package last."""
     inline = [path.module for _, path, _ in names_in(config) if isinstance(path, InlineObject)]
     roots = {name.partition(".")[0]: None for name in (*modules_to_trust(config), *inline)}
     script = os.path.dirname(vars(sys.modules[SCRIPT]).get("__file__") or "")
     is_command = script == sysconfig.get_path("scripts")  # Such as `maze-run`.
-    folders = [os.getcwd(), *([] if is_command else [script])]
+    directories = [os.getcwd(), *([] if is_command else [script])]
     for root in roots:
         with suppress(ImportError, ValueError):  # Names without a module, and the main script.
             spec = find_spec(root)
-            folders += (spec and spec.submodule_search_locations) or []
-            folders.append(os.path.dirname((spec and spec.origin) or ""))
-    folders.append(os.path.dirname(__file__))
-    return [folder for folder in dict.fromkeys(folders) if os.path.isdir(folder)]
+            directories += (spec and spec.submodule_search_locations) or []
+            directories.append(os.path.dirname((spec and spec.origin) or ""))
+    directories.append(os.path.dirname(__file__))
+    return [directory for directory in dict.fromkeys(directories) if os.path.isdir(directory)]
 
 
-def _repositories(folders: Iterable[str], with_diff: bool) -> list[Repository]:
-    """Return the state of the git repositories that contain the folders."""
+def _repositories(directories: Iterable[str], with_diff: bool) -> list[Repository]:
+    """Return the state of the git repositories that contain the directories."""
     found: dict[str, Repository] = {}
-    for folder in folders:
-        head = _git(folder, "rev-parse", "--show-toplevel", "HEAD", "--abbrev-ref", "HEAD")
+    for directory in directories:
+        head = _git(directory, "rev-parse", "--show-toplevel", "HEAD", "--abbrev-ref", "HEAD")
         if head is None or head.count("\n") != 3 or head.split("\n")[0] in found:
-            continue  # The folder is not in a repository, or there is no commit.
+            continue  # The directory is not in a repository, or there is no commit.
         top, commit, branch = head.splitlines()
         diff = _diff(top) if with_diff else None
         if diff is not None and len(diff) > MAX_DIFF_CHARS:
@@ -175,10 +175,10 @@ def _diff(top: str) -> str | None:
     return _git(top, *overrides, "diff", *options, "HEAD")
 
 
-def _git(folder: str, *words: str) -> str | None:
+def _git(directory: str, *words: str) -> str | None:
     """Run git without hooks, locks, configured programs and network; None if git fails."""
     safe = {"GIT_OPTIONAL_LOCKS": "0", "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
-    command = ["git", "-C", folder, "-c", "core.fsmonitor=false", *words]
+    command = ["git", "-C", directory, "-c", "core.fsmonitor=false", *words]
     try:
         done = subprocess.run(
             command,
